@@ -46,8 +46,8 @@ def _fsdp2(draw: st.DrawFn, most: int) -> Layout:
     copies = _pick(draw, most, (1, 1, 2, 3))
     shards = _pick(draw, most // copies)
     mesh = {"dp_replicate": copies, "dp_shard": shards, "ep": _experts(draw, copies * shards)}
-    return "fsdp2", mesh, {"experts": draw(st.sampled_from(["fully_shard", "ignored"])),
-                           "wrap": draw(st.sampled_from(["layers_root", "separate_embedding_head"]))}
+    experts = {} if mesh["ep"] == 1 else {"experts": draw(st.sampled_from(["fully_shard", "ignored"]))}
+    return "fsdp2", mesh, {**experts, "wrap": draw(st.sampled_from(["layers_root", "separate_embedding_head"]))}
 
 
 def _automodel(draw: st.DrawFn, most: int) -> Layout:

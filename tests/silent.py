@@ -106,6 +106,7 @@ OWN: Final[dict[str, tuple[Any, ...]]] = {
     "training.sequence_parallel": (False, True), "environment.cublas_workspace_config": (":4096:8", ":16:8"),
     "limits.usable_memory": ("1 GiB", "20 GiB"), "limits.max_fill": (0.01, 0.5),
     "generation.engine": ("sglang",), "generation.max_model_len": (200, 128), "rl.prompt_tokens": (64,),
+    "rl.mean_tokens": (100, 150), "rl.steps_ahead": (2, 8),
     "generation.kv_cache_memory": ("1 GiB", "20 GiB"), "generation.unquantized": (["q_proj"],),
     "rl.generated_prompts": (2**12, 64), "rl.critic": ({"micro_batch_size": 1},), "rl.critic.model": ("qwen3-0.6b",),
     "rl.critic.framework_options": ({"attention_backend": "unfused"},), "rl.critic.mesh": ({"dp_shard": 4},),

@@ -200,7 +200,7 @@ WRONG = {
                  training="{seq_len: 64, global_batch_size: 8192}"),
         ["f.yaml:2: expected a step of at most 4,500,000 operations", "10,004 layers (model) x 4 of 1,024 micro"]),
     "a deep prefetch": (scenario(framework_options=f"{{prefetch: {10**30}}}"),
-                        ["f.yaml:7", "prefetch: expected None or int (at most 9223372036854775807), got 100000"]),
+                        ["f.yaml:7", "prefetch: expected null or int (at most 9223372036854775807), got 100000"]),
     "letters for one of a few numbers": (
         scenario(workload="serve", mesh="{}", generation="{max_model_len: 4096, max_lora_rank: x}"),
         ["f.yaml:8", "generation.max_lora_rank: expected 1, 8, 16, 32, 64, 128, 256, 320, 512, got 'x'"]),

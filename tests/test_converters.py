@@ -314,7 +314,8 @@ def test_a_recipe_of_nemo_rl_is_the_one_that_is_printed() -> None:
     row = next(row for row in later() if row["id"] == "nemorl-0.6-h100-bf16-grpo-DeepSeek_V3-256g-on")
     made = convert(row)["scenario"]
     assert (made["training"]["seq_len"], made["training"]["micro_batch_size"]) == (701, 2)  # packs of 1,536 tokens
-    assert (made["rl"]["logprob_batch_size"], made["generation"]["max_model_len"]) == (2, 701)
+    assert (made["rl"]["logprob_batch_size"], made["rl"]["mean_tokens"], made["generation"]["max_model_len"]) == (
+        2, 701, 1536)
     whole = convert({**row, "seq_len": 1536})["scenario"]
     assert (whole["training"]["micro_batch_size"], whole["generation"]["max_model_len"]) == (1, 1536)
     for key, word in (("ep", 32), ("tp", 2), ("global_batch", 256), ("gpus", 512), ("task", "SWE")):

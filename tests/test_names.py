@@ -24,6 +24,7 @@ EXCEPTIONS: Final[dict[str, tuple[frozenset[str], str]]] = {
     "docgen/support.py": (frozenset({"attn_implementation", "cpu_offloading_num_layers",
                                      "deallocate_pipeline_outputs", "fp8_all_gather", "fp8_param_gather",
                                      "fp8_recipe"}), "small jobs of a page"),
+    "docgen/served.py": (frozenset({"attn_implementation"}), "small jobs of a page"),
     "inputs/training.py": (frozenset({"hf", "megatron"}), "names of losses"),
     "vllm/quantized/recipe.py": (frozenset({"llm_int8_skip_modules"}), "a key of a checkpoint's configuration"),
     **{f"lint/{name}.py": (frozenset(found), "names of formats of recipes, and of their keys") for name, found in {

@@ -27,7 +27,7 @@ from simcore.simulation.step import program_of
 
 pytestmark = pytest.mark.usefixtures("_fused_attention")
 
-FILE = "fsdp2/drawn-torch-2.13.0.json"
+FILES = ("fsdp2/drawn-torch-2.13.0.json", "fsdp2/drawn-embedding-torch-2.13.0.json")
 PHASES = {"fwd": "forward", "bwd": "backward", "opt": "optimizer"}
 CALL_PHASES = {Phase.FORWARD: "fwd", Phase.LOSS: "fwd", Phase.BACKWARD: "bwd", Phase.RECOMPUTE: "recompute",
                Phase.OPTIMIZER: "opt"}
@@ -42,7 +42,7 @@ def unfolded(runs: list[list[int]]) -> list[int]:
 
 
 def rows() -> list[Row]:
-    return truth_cases.rows(FILE)
+    return [row for file in FILES for row in truth_cases.rows(file)]
 
 
 def simulated(scenario: Scenario, rank: int) -> tuple[RankReport, Program]:

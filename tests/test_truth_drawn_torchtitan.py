@@ -18,8 +18,8 @@ from simcore.simulation.step import program_of
 from test_truth_torchtitan import ELSEWHERE, ringed, scenario_of, sizes_of, whole_step
 from truth_cases import told_layouts
 
-CASES, LLAMA4, NOPE = (json.loads((ROOT / f"tests/truth/tape/torchtitan-{name}-0.2.2-torch-2.13.0.json").read_text(
-    encoding="utf-8")) for name in ("drawn", "drawn-llama4", "nope"))
+CASES, LLAMA4, NOPE, OSS = (json.loads((ROOT / f"tests/truth/tape/torchtitan-{name}-0.2.2-torch-2.13.0.json").read_text(
+    encoding="utf-8")) for name in ("drawn", "drawn-llama4", "nope", "drawn-oss"))
 PARTS = {"embedding": "tok_embeddings", "final_norm": "norm", "head": "output"}
 
 
@@ -77,6 +77,12 @@ def test_layouts_of_llama_4_drawn_at_random_are_torchtitan_s_own() -> None:
     refused = sum("error" in row for row in sparse.values())
     assert told_layouts("tape/torchtitan-drawn-llama4-*") == (
         len(LLAMA4), len(sparse) - refused, refused, len(LLAMA4) - len(sparse))
+
+
+def test_layouts_of_gpt_oss_drawn_at_random_are_torchtitan_s_own() -> None:
+    assert wrongs(OSS) == {}
+    refused = sum("error" in row for row in OSS.values())
+    assert told_layouts("tape/torchtitan-drawn-oss-*") == (len(OSS), len(OSS) - refused, refused)
 
 
 def test_layers_of_llama_4_that_rotate_nothing_are_torchtitan_s_own() -> None:

@@ -13,6 +13,8 @@ from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import Scenario, parse_scenario
 
 TRUTH = ROOT / "tests/truth"
+WRAPS = {"titan": "separate_embedding_head", "embedding": "separate_embedding"}
+"""Value of the option `wrap` by the probe's word."""
 GROUPS = ("groups/megatron-core-0.16.1.json", "groups/automodel-0.7.0.json", "groups/torchtitan-0.2.2.json")
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", None: None}
 
@@ -154,7 +156,7 @@ def _optimizer(name: str) -> dict[str, Any]:
 
 
 def _fsdp2_options(spec: dict[str, Any]) -> dict[str, Any]:
-    options: dict[str, Any] = {"wrap": "separate_embedding_head" if spec.get("wrap") == "titan" else "layers_root",
+    options: dict[str, Any] = {"wrap": WRAPS.get(spec.get("wrap", ""), "layers_root"),
                                "sync_gradients": spec.get("accum_sync", "last")}
     for theirs, ours in (("reshard", "reshard_after_forward"), ("set_last_reshard",) * 2, ("prefetch",) * 2,
                          ("experts_implementation",) * 2):

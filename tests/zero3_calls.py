@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 import small
+from simcore.frameworks.deepspeed.experts.joint_gathers import by_ranks
 from simcore.frameworks.deepspeed.zero3_hooks import Zero3Hooks
 
 
@@ -21,11 +22,12 @@ def fetched(make: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> list
     def noted(strategy: Zero3Hooks) -> None:
         ahead(strategy)
         flying = list({id(group): group for group in strategy.coming.values()}.values())
-        kept = [(len(keys), num_bytes) for keys, _, num_bytes in strategy.flat.kept]
-        buffers = [sum(map(strategy._whole, group)) for group in flying if len(group) > 1]
+        asked_later = [keys for keys, _, _ in strategy.flat.kept] + [keys for keys, _ in strategy.joint.kept]
+        buffers = [sum(map(strategy._whole, keys)) for group in flying for _, keys in by_ranks(strategy.plan, group)
+                   if len(keys) > 1]
         found.append([sum(strategy.elements[key] for key in (*strategy.there, *strategy.coming)),
-                      len(strategy.coming) + sum(count for count, _ in kept),
-                      sum(buffers) + sum(num_bytes for _, num_bytes in kept)])
+                      len(set(strategy.coming).union(*asked_later)),
+                      sum(buffers) + sum(num_bytes for *_, num_bytes in strategy.flat.kept)])
 
     monkeypatch.setattr(Zero3Hooks, "_fetch_ahead", noted)
     small.forget_outlines()

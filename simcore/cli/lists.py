@@ -127,7 +127,9 @@ def _one_model(record: Record) -> Iterator[str]:
     if record["other_names"]:
         yield from _wrapped(f"also: {', '.join(record['other_names'])}")
     for framework, answers in record["answers"].items():
-        alike = {word: [method for method, one in answers.items() if one == word] for word in answers.values()}
+        taken = record["with"].get(framework, {})
+        alike = {word: [f"{method} with {taken[method]}" if method in taken else method
+                        for method, one in answers.items() if one == word] for word in answers.values()}
         yield f"    {framework}: " + "; ".join(", ".join(methods) if word == "yes" else f"{word}: {', '.join(methods)}"
                                             for word, methods in alike.items())
 

@@ -31,8 +31,8 @@ def models() -> list[Record]:
     """Built-in models by name: family, parameters, layers, repository, other names, and the methods that run.
 
     `methods`: framework -> methods whose step is simulated, with the framework's default layers and version. `answers`:
-    framework -> method -> the engine's answer (`asking.ANSWERS`), such as "placement only". A model that was added
-    since answers were stored is not in it.
+    framework -> method -> the engine's answer (`asking.ANSWERS`), such as "placement only"; `with`: what a step takes
+    besides data parallel ranks (`served.served`). A model that was added since answers were stored is not in it.
     """
     return [_model(name) for name in known_presets() if name in served()]
 
@@ -41,7 +41,8 @@ def _model(name: str) -> Record:
     told = served()[name]
     return {"name": name, "family": model_config(name, None, name)["model_type"], "parameters": told["parameters"],
             "layers": told["layers"], "repository": next(iter(ids_of(name)), None),
-            "other_names": list(names_of(name)[2:]), "methods": those_with("yes", told), "answers": told["answers"]}
+            "other_names": list(names_of(name)[2:]), "methods": those_with("yes", told), "answers": told["answers"],
+            "with": told["with"]}
 
 
 def machines() -> list[Record]:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from simcore.docgen.asking import ANSWERS, METHODS, PLACED, asked, best, scenario_of
 from simcore.docgen.glossary import table
-from simcore.docgen.served import NAMES, served, those_with
+from simcore.docgen.served import in_words, served, those_with
 from simcore.errors import RankscopeError
 from simcore.frameworks.registry import framework_adapter, known_frameworks
 from simcore.frameworks.setup import prepare
@@ -29,7 +29,8 @@ says by which rule. `not yet`: the framework may have it, this version does not 
 fewer layers: """
 _MATRIX: Final = """Methods whose step is simulated with the layers and the version that a framework takes by default,
 on data-parallel ranks: small scenarios for each cell, by `python -m simcore.docgen.served`. Other layers may run more:
-see above. In a cell without one: `placement only`, `refused` or `not yet`, the best answer of its methods."""
+see above. `with ep`, `with attn_implementation: eager`: what a step takes besides, where it does not run without.
+In a cell without a method: `placement only`, `refused` or `not yet`, the best answer of its methods."""
 _LAYERS: Final = 8
 _MODELS: Final[dict[str, str | dict[str, Any]]] = {
     "llama-tiny": "llama-tiny", "nemotron-3-tiny": "nemotron-3-tiny",
@@ -90,7 +91,8 @@ def _matrix() -> str:
     """Line that counts the cells of each answer, and a table of models by frameworks with the methods that run."""
     every = Counter(word for entry in served().values() for words in entry["answers"].values()
                     for word in words.values())
-    rows = ((f"`{model}`", *(", ".join(NAMES[method] for method in run) or best(entry["answers"][framework].values())
+    rows = ((f"`{model}`", *(in_words(run, entry["with"].get(framework, {}))
+                             or best(entry["answers"][framework].values())
                              for framework, run in those_with("yes", entry).items()))
             for model, entry in served().items())
     return (f"Of {every.total():,} cells, one for each model, framework and method: {_shares(every)}.\n\n"

@@ -134,7 +134,8 @@ class FrameworkAdapter:
     expert tensor parallelism if the mesh leaves it out. `serves_qlora`: frozen weights may be in 4 bits;
     `qlora_refusal`: why they are impossible, as (message, rule). `casts_parameters`: parameters rest in the dtype asked
     for and are gathered in the compute dtype. `copies_tied_head`: over pipeline stages the last holds a copy of the
-    embedding. `freezes`: implementations whose parameters can be frozen one by one; `saves_modules`: those beside whose
+    embedding. `unadapted`: implementations whose layers take no adapters, as the table says, whatever is asked for.
+    `freezes`: implementations whose parameters can be frozen one by one; `saves_modules`: those beside whose
     adapters whole modules train. `host_buffers`: bytes on the host by owner beyond tensors; with `rounded`, pinned
     blocks count as rounded up. `memory_options`: settings of the framework that advice tries where a job does not fit.
     `implied`: keys of the scenario, with the value that they have where it leaves them out.
@@ -172,6 +173,7 @@ class FrameworkAdapter:
     qlora_refusal: tuple[str, str] | None = None
     casts_parameters: bool = False
     copies_tied_head: bool = False
+    unadapted: tuple[str, ...] = ()
     freezes: tuple[str, ...] = ()
     saves_modules: tuple[str, ...] = ()
     chunks_loss: bool = False

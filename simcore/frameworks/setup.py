@@ -19,6 +19,7 @@ from simcore.models.config import quantization_of
 from simcore.models.frozen import with_frozen
 from simcore.models.graph import ModelGraph, build, model_config
 from simcore.models.network import with_copies
+from simcore.models.registry import code_type
 from simcore.models.saved import with_reference
 from simcore.models.value_head import with_value_head
 from simcore.operators.registry import IMPLEMENTATIONS
@@ -33,6 +34,8 @@ from simcore.units import format_bytes
 __all__ = ["configuration", "prepare"]
 
 SERVED_FORMATS = ("auto", "none", "fp32", "bf16", "fp16")
+_BY_EXPERT = ("kempnerforge",)
+"""Layers in which the blocks of all experts are as long as the fullest one's, on one rank too."""
 IN_BLOCKS = {("optimizer", "moments"): ("int8", "int4")}
 """Served with its scales, by the frameworks that say so."""
 
@@ -46,7 +49,8 @@ def prepare(scenario: Scenario) -> tuple[Job, Framework]:
     _refuse_unserved(scenario)
     adapter = asked_adapter(scenario)
     base = _graph(scenario, adapter)
-    graph, unmatched = (base, ()) if scenario.training.method == "full" else with_adapters(base, scenario, adapter)
+    whole = scenario.training.method == "full" or base.implementation in adapter.unadapted
+    graph, unmatched = (base, ()) if whole else with_adapters(base, scenario, adapter)
     sizes = scenario.mesh
     etp = adapter.default_etp(sizes) if sizes.etp is None else sizes.etp
     mesh = Mesh(sizes.pp, sizes.dp_replicate, sizes.dp_shard, sizes.cp, sizes.tp, sizes.ep, etp)
@@ -71,18 +75,27 @@ def prepare(scenario: Scenario) -> tuple[Job, Framework]:
 
 
 def _check_routing(job: Job) -> None:
-    """Tokens are routed where there are experts, and each goes to an expert once."""
-    routing, where = job.scenario.training.routing, job.scenario.where("training", "routing")
+    """Tokens are routed where there are experts, each goes to an expert once, and ranks' loads differ where they share.
+
+    A factor is of the fullest of `ep` ranks, which has at most what all of them send.
+    """
+    routing, where, ep = job.scenario.training.routing, job.scenario.where("training", "routing"), job.mesh.ep
     if isinstance(routing, str):
         return
     if not job.has_experts:
         raise InputError(Problem(where, "a model without experts routes no tokens"))
-    if isinstance(routing, Imbalance):
-        most = max(branch.block.num_experts / branch.block.top_k for kind in job.graph.kinds for branch in kind.branches
-                   if isinstance(branch.block, Moe))
-        if routing.imbalance > most:
-            raise InputError(Problem(where, f"imbalance: expected at most {most:g}, got {routing.imbalance:g}: a token "
-                                     "goes to an expert once, so the fullest has no more than all tokens"))
+    if not isinstance(routing, Imbalance):
+        return
+    most = max(branch.block.num_experts / branch.block.top_k for kind in job.graph.kinds for branch in kind.branches
+               if isinstance(branch.block, Moe))
+    if routing.imbalance > most:
+        raise InputError(Problem(where, f"imbalance: expected at most {most:g}, got {routing.imbalance:g}: a token "
+                                 "goes to an expert once, so the fullest has no more than all tokens"))
+    if routing.imbalance > ep and job.graph.implementation not in _BY_EXPERT:
+        told = (f"expected at most {ep} (mesh.ep), got {routing.imbalance:g}: the fullest of {ep} ranks has no more "
+                "than all of them send" if ep > 1 else "changes nothing where each rank has all experts (mesh.ep: 1), "
+                "and so gets all of its own tokens")
+        raise InputError(Problem(where, f"imbalance: {told}"))
 
 
 def _check_rotation(job: Job) -> None:
@@ -174,7 +187,7 @@ def _graph(scenario: Scenario, adapter: FrameworkAdapter) -> ModelGraph:
     _check_weights(fields, where)
     implementation = scenario.implementation
     if implementation == "auto":
-        implementation = adapter.implementation_of(str(fields.get("model_type")), scenario.training.method)
+        implementation = adapter.implementation_of(code_type(fields), scenario.training.method)
     if implementation not in IMPLEMENTATIONS:
         message = f"expected auto or one of {', '.join(IMPLEMENTATIONS)}, got {implementation!r}"
         raise InputError(Problem(scenario.where("implementation"), message))

@@ -35,6 +35,7 @@ __all__ = [
     "SEQ_LEN",
     "SHARED",
     "STAGES",
+    "STEPS_AHEAD",
     "TOKENS",
     "most_of",
 ]  # fmt: skip
@@ -67,6 +68,8 @@ PROMPTS: Final = 2**20
 """Prompts of one step of reinforcement learning: recipes have 64 to 8,192."""
 GENERATIONS: Final = 2**16
 """Generations for one prompt: recipes have 8 to 64, studies of sampling up to 10,000 (Brown et al., 2024)."""
+STEPS_AHEAD: Final = 2**10
+"""Steps that engines may be ahead of a policy: recipes have 1 to 8."""
 SEQUENCES: Final = 2**20
 """Sequences that an engine runs at once: vLLM's limits are 256 to 1,024."""
 LORA_RANK: Final = 2**16

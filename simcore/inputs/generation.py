@@ -10,7 +10,17 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from simcore.inputs.block import Block, BytesOrAuto, Fraction, Name, Names, OpenMap, Text
-from simcore.inputs.bounds import DEGREE, EPOCHS, GENERATIONS, PROMPTS, SEQ_LEN, SEQUENCES, STAGES, TOKENS
+from simcore.inputs.bounds import (
+    DEGREE,
+    EPOCHS,
+    GENERATIONS,
+    PROMPTS,
+    SEQ_LEN,
+    SEQUENCES,
+    STAGES,
+    STEPS_AHEAD,
+    TOKENS,
+)
 from simcore.inputs.training import DType, Length, Sequences
 
 __all__ = ["Critic", "Generation", "Mesh", "Reward", "Rl"]
@@ -102,8 +112,15 @@ class Rl(Block):
     prompt_tokens: Annotated[int, Field(ge=0, le=SEQ_LEN)] = Field(
         default=0, description="Tokens of a prompt, which are not decoded"
     )
+    mean_tokens: Annotated[int, Field(ge=1, le=SEQ_LEN)] | None = Field(
+        default=None, description="Mean tokens of a generated sequence, its prompt with it; the longest has "
+        "generation.max_model_len; left out: every one does"
+    )
     asynchronous: bool = Field(
         default=False, description="Engines generate the next step's sequences while the policy trains"
+    )
+    steps_ahead: Annotated[int, Field(ge=1, le=STEPS_AHEAD)] = Field(
+        default=1, description="Most steps whose sequences engines generate before the policy trains on them"
     )
     on_policy_ratio: bool = Field(
         default=False, description="Ratios of probabilities are taken as 1: the policy's own pass is left out"

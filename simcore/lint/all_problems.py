@@ -3,9 +3,9 @@
 [Note: what else is wrong]
 Rules are asked in an order, and the first that is broken ends the questions. So the keys that are known to be wrong are
 put aside: a key of the mesh is one, a batch is the next multiple, a length a usual one, any other key is left out. What
-the job is refused for then stands beside what was known, unless it is only there because a key was put aside. Keys that
-others are about (model, machine, framework, method) have nothing in their place: where one of them is wrong, the
-questions end.
+the job is refused for then stands beside what was known, unless it is only there because a key was put aside, or goes
+with another value in its place (`other_values.py`). Keys that others are about (model, machine, framework, method) have
+nothing in their place: where one of them is wrong, the questions end.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from simcore.inputs.loading import Entry, entry_of
 from simcore.inputs.scenario import Scenario
 from simcore.inputs.sweep import split_key
 from simcore.inputs.yaml_parser import KeyPath, dotted
+from simcore.lint.other_values import independent
 from simcore.recipes.imported import Imported
 from simcore.recipes.model_file import problems_of_model
 from simcore.results.report import ProblemRow, Report
@@ -102,7 +103,7 @@ def with_all_problems(document: Document, report: Report) -> Report:
 
     `document`: of keys, so that each problem's place is a dotted key.
     """
-    rows, newest, aside = list(report.problems), list(report.problems), set[str]()
+    rows, newest, aside, wrong = list(report.problems), list(report.problems), set[str](), document
     for _ in range(_ROUNDS):
         mended = _mended(document, newest, aside)
         if mended is None:
@@ -110,7 +111,8 @@ def with_all_problems(document: Document, report: Report) -> Report:
         document = mended
         told = {(row.where, row.message) for row in rows}
         newest = [row for row in _problems(document) if (row.where, row.message) not in told]
-        rows += (row for row in newest if not _IDLE.search(row.message) and _key(row) not in aside)
+        shown = [row for row in newest if not _IDLE.search(row.message) and _key(row) not in aside]
+        rows += independent(shown, document, wrong, aside, _problems) if shown else ()
     return report.model_copy(update={"problems": tuple(rows)})
 
 

@@ -1,18 +1,20 @@
 """The blocks that layers are made of: architecture only, no implementation and no parallelism.
 
-`h` is the hidden size everywhere. A layer is a chain of residual branches `x + block(norm(x))`. Norms are RMSNorm, with
-`layer_norm` LayerNorm with a bias (or, with `norm_bias` false, without).
+A layer is a chain of residual branches `x + block(norm(x))`. Norms are RMSNorm, with `layer_norm` LayerNorm with a bias
+(or, with `norm_bias` false, without).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from simcore.models.compressed_blocks import CompressedAttention, Indexer, Streams
+from simcore.models.decoder_stem import OwnInput
 from simcore.models.vision_blocks import VisionPart
 
-__all__ = ["Attention", "Block", "Branch", "Embedding", "FinalNorm", "GatedDeltaNet", "Head", "Indexer",
-           "LatentAttention", "LayerKind", "Loss", "Mamba2", "Mixer", "Mlp", "Moe", "Mtp", "OwnInput",
-           "SharedTransformer"]
+__all__ = ["Attention", "Block", "Branch", "CompressedAttention", "Embedding", "FinalNorm", "GatedDeltaNet", "Head",
+           "Indexer", "LatentAttention", "LayerKind", "Loss", "Mamba2", "Mixer", "Mlp", "Moe", "Mtp",
+           "SharedTransformer", "Streams"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +24,14 @@ class Attention:
     `bias`: "" none, "qkv" of query, key and value, "all" of the output projection too. `qk_norm`: a norm like the
     layer's over each head of q and of k. `sinks`: one learned number a head in the softmax. `window`: tokens seen, 0
     all. `dropout`: some of the softmax is dropped. `alibi`: a bias that falls with the distance of two tokens is added
-    to their score. `rotated`: number of a head's dimensions that are rotated, 0 all. `capped`: scores are kept below a
-    limit. `whole_norms`: the norms of q and of k are over all heads together. `gated`: the query's projection is twice
-    as wide, and a sigmoid of its second half weighs the output of each head. `value_norm`: a norm without a weight over
-    each head of values. `values_from_keys`: values are the keys' products before norm and rotation. `two_way`:
-    tokens of an image see each other, by a mask. `borrows`: keys and values are those of an earlier layer, and it has
-    no projections of them; `lent`: number of layers up to the next one that uses its keys and values, 0 for none.
+    to their score. `rotated`: dimensions of a head that are rotated, 0 all. `capped`: scores are kept below a limit.
+    `whole_norms`: norms of q and of k are over all heads together. `gated`: the query's projection is twice as wide,
+    and a sigmoid of its second half weighs each head's output. `value_norm`: a norm without a weight over each head of
+    values. `values_from_keys`: values are the keys' products before norm and rotation. `two_way`: tokens of an image
+    see each other, by a mask. `borrows`: keys and values are an earlier layer's, it has no projections of them; `lent`:
+    layers up to the next that uses its keys and values, 0 none. `unit_norms`: norms without a weight over heads of q
+    and k, behind their rotation. `tempered`: q is multiplied by a number of its position. `chunk`: tokens of a chunk,
+    of which a token sees its own, 0 all.
     """
 
     hidden: int
@@ -50,6 +54,9 @@ class Attention:
     two_way: bool = False
     borrows: bool = False
     lent: int = 0
+    unit_norms: bool = False
+    tempered: bool = False
+    chunk: int = 0
 
     @property
     def q_size(self) -> int:
@@ -63,23 +70,13 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
-class Indexer:
-    """Scores of query and key by `num_heads` of size `head_dim`, turned if `hadamard`; the `top_k` best are seen."""
-
-    num_heads: int
-    head_dim: int
-    top_k: int
-    hadamard: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class LatentAttention:
     """Multi-head latent attention: q, and k with v, are projected down to a rank and up again.
 
     `q_rank` 0: the query is not compressed. `nope`, `rope`: sizes of a query head without and with rotation (all heads
     share one rotated key); `value`: size of a value head. `inner_norms`: what was projected down passes a norm on its
-    way up. `bias`: of the output projection. `dropout`: some of the softmax is dropped. `indexer`: chooses the keys
-    that each query attends to.
+    way up. `bias`: of the output projection. `dropout`: of the softmax. `indexer`: chooses the keys of each query.
+    `tempered`: as of `Attention`.
     """
 
     hidden: int
@@ -93,6 +90,7 @@ class LatentAttention:
     bias: bool = False
     dropout: bool = False
     indexer: Indexer | None = None
+    tempered: bool = False
 
     @property
     def q_size(self) -> int:
@@ -115,8 +113,7 @@ class Mamba2:
     """A Mamba-2 mixer: projection, convolution, scan (state-space duality), gated RMSNorm, projection.
 
     `state`: size of the recurrent state; `conv_kernel`: width of the convolution; `chunk`: tokens of a chunk of the
-    scan. `bias`: of both projections; `conv_bias`: of the convolution. `normed`: the gate's product passes the norm,
-    which is left out otherwise.
+    scan. `bias`: of both projections; `conv_bias`: of the convolution. `normed`: the gate's product passes a norm.
     """
 
     hidden: int
@@ -184,13 +181,15 @@ class Moe:
     """Routed experts of width `expert_ffn`, and a shared expert of width `shared_ffn` (0: none).
 
     `gated`: SwiGLU (three matrices), `gelu`: GELU, else relu^2 (two). `router`: "sigmoid" (a buffer corrects the scores
-    for the choice), "softmax" before the choice of `top_k`, "topk_softmax" after it, "scaled_softmax" as "softmax" of a
-    normed and scaled input, with a number for each expert behind the choice. `normalised`: weights of the
-    chosen add up to one. `bias`: routed experts have biases; in HF the logits of "topk_softmax" have one only then.
-    `shared_gate`: a sigmoid of a product with the input weighs the shared expert's output. `latent` > 0: routed experts
-    see so many columns, between a projection down and one up of every token; router and shared expert see all. A
-    token's experts are all in `chosen_groups` of `num_groups` equal groups. `weighs_input`: weights multiply what
-    experts are given, not what they put out.
+    for the choice; of "sqrtsoftplus" too), "softmax" before the choice of `top_k`, "topk_softmax" after it,
+    "scaled_softmax" as "softmax" of a normed and scaled input, with a number for each expert behind the choice.
+    `normalised`: weights of the chosen add up to one. `bias`: routed experts have biases; in HF the logits of
+    "topk_softmax" have one only then. `shared_gate`: a sigmoid of a product with the input weighs the shared expert's
+    output. `latent` > 0: routed experts see so many columns, between a projection down and one up of every token;
+    router and shared expert see all. A token's experts are all in `chosen_groups` of `num_groups` equal groups.
+    `weighs_input`: weights multiply what experts are given, not what they put out. `table`: tokens of the vocabulary in
+    a table that says their experts, 0 if scores do. `clamped`: what gates and their linear parts put out is kept below
+    a limit.
     """
 
     hidden: int
@@ -208,6 +207,8 @@ class Moe:
     num_groups: int = 1
     chosen_groups: int = 1
     weighs_input: bool = False
+    table: int = 0
+    clamped: bool = False
 
     @property
     def expert_hidden(self) -> int:
@@ -217,10 +218,7 @@ class Moe:
 
 @dataclass(frozen=True, slots=True)
 class Mlp:
-    """A dense MLP. `gated`: three matrices (SwiGLU; GELU if `gelu`), else two (relu^2; GELU if `gelu`).
-
-    `bias`: of its matrices.
-    """
+    """A dense MLP. `gated`: three matrices (SwiGLU; GELU if `gelu`), else two (relu^2, GELU). `bias`: of them."""
 
     hidden: int
     ffn: int
@@ -257,9 +255,8 @@ class Embedding:
 
     `rotary_dim` > 0: cos and sin tables for the layers. `positions`: number of learned position vectors, 0 none.
     `shared`: multi-token prediction looks tokens up in it too. `window` > 0: a mask for layers that see this many
-    tokens, if sequences are as long or longer. `further_dim`: columns of a second pair of rotary tables, 0
-    none. `tower`: number of parts of a vision tower that run before what is made for the layers; the last
-    of them makes it.
+    tokens, if sequences are as long or longer. `further_dim`: columns of a second pair of rotary tables, 0 none.
+    `tower`: number of parts of a vision tower that run before what is made for the layers; the last of them makes it.
     """
 
     vocab: int
@@ -274,11 +271,15 @@ class Embedding:
 
 @dataclass(frozen=True, slots=True)
 class FinalNorm:
-    """The norm after the last layer: RMSNorm, or LayerNorm if `layer_norm`, with a bias if `norm_bias`."""
+    """The norm after the last layer: RMSNorm, or LayerNorm if `layer_norm`, with a bias if `norm_bias`.
+
+    `streams`: number of residual streams that are summed to one first, by weights of each token; 0: there is one.
+    """
 
     hidden: int
     layer_norm: bool = False
     norm_bias: bool = True
+    streams: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +328,7 @@ class Loss:
     further: bool = False
 
 
-Mixer = Attention | LatentAttention | Mamba2 | GatedDeltaNet | Moe | Mlp
+Mixer = Attention | LatentAttention | CompressedAttention | Mamba2 | GatedDeltaNet | Moe | Mlp
 Part = Embedding | FinalNorm | Head | Loss | Mtp | VisionPart
 Block = Mixer | Part
 
@@ -349,18 +350,6 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnInput:
-    """Input of a layer by itself, one of `layers` of `size` columns each that the model makes as one tensor.
-
-    The layer adds what comes of it to the stream last. `last`: no layer above has one.
-    """
-
-    size: int
-    layers: int
-    last: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class LayerKind:
     """Layers that are alike, or one of the parts around them (embedding, norm, head, loss).
 
@@ -376,7 +365,8 @@ class LayerKind:
     whose sum is added to the stream before the others. `fed`: tokens of an image to which the model adds features
     behind the layer; `behind_fed`: it does so behind the layer before. `scales_output`: a number in a buffer multiplies
     the layer's output in place. `own_input`: an input that is the layer's alone. `joined`: the last two branches read
-    the same stream, to which their sum is added behind a norm of this name; "": each is a residual branch.
+    the same stream, to which their sum is added behind a norm of this name; "": each is a residual branch. `streams`:
+    there are several residual streams.
     """
 
     name: str
@@ -397,3 +387,4 @@ class LayerKind:
     scales_output: bool = False
     own_input: OwnInput | None = None
     joined: str = ""
+    streams: Streams | None = None

@@ -1,10 +1,10 @@
-"""Tables and masks that a model makes for its decoder behind the end of a vision tower."""
+"""Tensors that a model makes for its decoder: tables and masks behind a vision tower, inputs of single layers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["DecoderStem"]
+__all__ = ["DecoderStem", "OwnInput"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,3 +19,15 @@ class DecoderStem:
     rotary_dim: int = 0
     window: int = 0
     further_dim: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OwnInput:
+    """Input of a layer by itself, one of `layers` of `size` columns each that the model makes as one tensor.
+
+    The layer adds what comes of it to the stream last. `last`: no layer above has one.
+    """
+
+    size: int
+    layers: int
+    last: bool = False

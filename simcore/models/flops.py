@@ -23,7 +23,17 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Final
 
-from simcore.models.blocks import Attention, GatedDeltaNet, LatentAttention, Mamba2, Mixer, Mlp, Moe, Mtp
+from simcore.models.blocks import (
+    Attention,
+    CompressedAttention,
+    GatedDeltaNet,
+    LatentAttention,
+    Mamba2,
+    Mixer,
+    Mlp,
+    Moe,
+    Mtp,
+)
 from simcore.models.graph import ModelGraph
 
 __all__ = ["CONVENTIONS", "Asked", "Convention", "convention_of", "known"]
@@ -133,7 +143,7 @@ def _megatron_mixer(mixer: Mixer, asked: Asked, *, old: bool) -> float:
             return 2 * (2 + third) * (routed + mixer.hidden * mixer.shared_ffn) + 4 * mixer.hidden * mixer.latent
         case Mlp():
             return 2 * (2 + mixer.gated) * mixer.hidden * mixer.ffn
-        case GatedDeltaNet():
+        case GatedDeltaNet() | CompressedAttention():
             raise AssertionError("no convention has a formula for it")
 
 
@@ -175,7 +185,7 @@ def _automodel_mixer(mixer: Mixer, asked: Asked) -> float:
             router = mixer.num_experts if asked.family == "nemotron_h" else 0
             routed = mixer.expert_hidden * mixer.top_k * mixer.expert_ffn
             return (2 + mixer.gated) * (routed + mixer.hidden * shared) + mixer.hidden * (router + 2 * mixer.latent)
-        case GatedDeltaNet():
+        case GatedDeltaNet() | CompressedAttention():
             raise AssertionError("no convention has a formula for it")
         case Mlp():
             return 3 * mixer.hidden * (_one_layer_of_experts(asked) or mixer.ffn)

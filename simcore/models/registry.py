@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from simcore.models.config import ModelFamily
 
-__all__ = ["family_of", "known_families", "known_type"]
+__all__ = ["code_type", "family_of", "known_families", "known_type"]
 
 _MODULES: Final = {
     "arcee": "llama", "bailing_moe": "bailing", "bamba": "bamba", "cohere2": "mistral", "deepseek_v2": "deepseek",
-    "deepseek_v3": "deepseek", "deepseek_v32": "deepseek", "ernie4_5": "llama", "falcon_h1": "bamba",
+    "deepseek_v3": "deepseek", "deepseek_v32": "deepseek", "deepseek_v4": "deepseek", "ernie4_5": "llama",
+    "falcon_h1": "bamba",
     "gemma": "gemma.earlier", "gemma2": "gemma.earlier", "gemma3_text": "gemma.earlier", "gemma4_text": "gemma.gemma4",
     "gemma4_unified_text": "gemma.gemma4", "glm": "glm", "glm4": "glm", "glm4_moe": "glm", "glm4_moe_lite": "glm",
     "glm_moe_dsa": "glm", "gpt2": "gpt2", "gpt_oss": "gpt_oss", "granite": "llama",
     "granitemoehybrid": "granitemoehybrid", "hunyuan_v1_dense": "llama", "hy_v3": "bailing", "llama": "llama",
-    "llama4_text": "llama", "mamba2": "mamba2", "minimax_m2": "minimax", "mistral": "mistral", "mixtral": "mistral",
-    "mpt": "mpt", "nemotron": "llama", "nemotron-nas": "nemotron_nas", "nemotron_h": "nemotron_h", "olmo2": "llama",
-    "olmo3": "llama", "olmoe": "qwen", "phi": "phi3", "phi3": "phi3", "qwen2": "qwen", "qwen2_moe": "qwen",
-    "qwen3": "qwen", "qwen3_5_moe_text": "qwen3_next", "qwen3_5_text": "qwen3_next", "qwen3_moe": "qwen",
-    "qwen3_next": "qwen3_next", "seed_oss": "llama", "starcoder2": "mistral", "zamba2": "zamba2",
+    "llama4_text": "llama", "mamba2": "mamba2", "minimax_m2": "minimax", "mistral": "mistral", "mistral4": "deepseek",
+    "mixtral": "mistral", "mpt": "mpt", "nemotron": "llama", "nemotron-nas": "nemotron_nas", "nemotron_h": "nemotron_h",
+    "olmo2": "llama", "olmo3": "llama", "olmoe": "qwen", "phi": "phi3", "phi3": "phi3", "qwen2": "qwen",
+    "qwen2_moe": "qwen", "qwen3": "qwen", "qwen3_5_moe_text": "qwen3_next", "qwen3_5_text": "qwen3_next",
+    "qwen3_moe": "qwen", "qwen3_next": "qwen3_next", "seed_oss": "llama", "starcoder2": "mistral", "zamba2": "zamba2",
 }
 """The module in `families` of each `model_type`, which is loaded when a configuration has it."""
 _WITH_TOWERS: Final = {
@@ -32,6 +34,17 @@ _WITH_TOWERS: Final = {
 """The module in `vision` of each `model_type` of a model that reads images."""
 _PUBLISHED: Final = {"NemotronH_Nano_Omni_Reasoning_V3": "nemotron_h_omni", "NemotronH_Nano_VL_V2": "nemotron_h_vl"}
 """The `model_type` here, which is that in transformers if it has one, of those that published files call otherwise."""
+
+
+_BY_DECODER: Final = ("mistral4",)
+"""Decoders by which a framework tells whose code runs a model that reads images, not by the model's own type."""
+
+
+def code_type(fields: Mapping[str, Any]) -> str:
+    """The `model_type` by which a framework chooses the code that runs the model of a configuration's `fields`."""
+    text = fields.get("text_config")
+    inside = text.get("model_type") if isinstance(text, Mapping) else None
+    return str(inside if inside in _BY_DECODER else fields.get("model_type"))
 
 
 def known_families() -> tuple[str, ...]:

@@ -34,6 +34,10 @@ def _no_sections(runs: Sequence[tuple[LayerKind, LayerWorkload]], slots: dict[tu
     return None
 
 
+def _nothing_sent(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> int:
+    return 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Implementation:
     """One code base's layers, as three functions.
@@ -45,6 +49,7 @@ class Implementation:
     share; `stands_by_chunk`: each of a rank's parts of the model has its own. `stage_stem`: the same of tensors that a
     stage after the model's first makes for its layers in each microbatch, in the place of the model's stem;
     `stage_sections`: the same as recorded sections, before their forward and behind their backward.
+    `stage_sends`: bytes of what a stage sends on beside the hidden state of a microbatch, and gets a gradient of.
     `exports_experts_apart`: state dicts for other programs have each expert's matrices as tensors of their own.
     `builds_towers`: it has vision towers too. `value_heads`: families that it has with a value head in the place of the
     output projection (`models/value_head.py`); `biased_values`: that head has a bias. `predicts_last`: multi-token
@@ -58,6 +63,7 @@ class Implementation:
     stage_stem: Callable[[Sequence[tuple[LayerKind, LayerWorkload]]], dict[str, int]] = _nothing
     stage_sections: Callable[[Sequence[tuple[LayerKind, LayerWorkload]], dict[tuple[str, str], int],
                               dict[tuple[str, str, str], int]], _Sections | None] = _no_sections
+    stage_sends: Callable[[Sequence[tuple[LayerKind, LayerWorkload]]], int] = _nothing_sent
     stands_by_chunk: bool = False
     exports_experts_apart: bool = False
     builds_towers: bool = False

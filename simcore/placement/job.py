@@ -17,7 +17,7 @@ from simcore.models.blocks import Moe
 from simcore.models.graph import ModelGraph
 from simcore.placement.mesh import Mesh
 
-__all__ = ["Defaults", "Draft", "Job", "topology_of"]
+__all__ = ["Defaults", "Draft", "Job", "topology_of", "value_problem"]
 
 Defaults = tuple[tuple[str, str, str], ...]
 """(key, value, source) of what a scenario leaves to the framework, in the order in which the framework chose."""
@@ -134,12 +134,13 @@ class Job:
         """Returns the scenario's `framework_options`, checked: name -> value, only those that are set.
 
         `known`: name -> what it may be, each a type or a literal; `int` allows 1 to 2**63 - 1, and a float like 5e8
-        becomes one. Raises InputError with all unknown names and all values that are not allowed.
+        becomes one. Raises InputError with all unknown names and all values that are not allowed, NotYet where all
+        are the other positions of switches.
         """
         given = {key: _whole(value, known.get(key, ())) for key, value in self.scenario.framework_options.items()}
-        problems = [self._option_problem(key, value, known) for key, value in given.items()]
-        if any(problems):
-            raise InputError([p for p in problems if p])
+        problems = [found for key, value in given.items() if (found := self._option_problem(key, value, known))]
+        if problems:
+            raise (NotYet if all(one.message.startswith("not yet: ") for one in problems) else InputError)(problems)
         return given
 
     def refuse_idle(self, options: Mapping[str, Any], name: str, where: str) -> None:
@@ -158,11 +159,21 @@ class Job:
             hint = f" (did you mean {close[0]!r}?)" if close else ""
             return Problem(where, f"unknown option {key!r} of {self.scenario.framework}{hint}: it knows {names}")
         if not any(_allows(allowed, value) for allowed in known[key]):
-            wanted = " or ".join(a.__name__ if isinstance(a, type) else repr(a) for a in known[key])
-            is_number = int in known[key] and type(value) is int
-            bound = "" if not is_number else f" (at most {MOST})" if value > MOST else " (1 or more)"
-            return Problem(where, f"{key}: expected {wanted}{bound}, got {shorten(value)}")
+            return value_problem(where, key, value, known[key])
         return None
+
+
+def value_problem(where: str, key: str, value: Any, known: tuple[Any, ...]) -> Problem:
+    """Returns the problem of a value that an option may not have; "not yet" for a switch with one position that is.
+
+    `known`: what it may be, each a type or a literal, in the order in which a message names them.
+    """
+    if isinstance(value, bool) and known == (not value,):
+        return Problem(where, f"not yet: {key}: {shorten(value)} (served: {shorten(not value)})")
+    wanted = " or ".join(a.__name__ if isinstance(a, type) else shorten(a) for a in known)
+    is_number = int in known and type(value) is int
+    bound = "" if not is_number else f" (at most {MOST})" if value > MOST else " (1 or more)"
+    return Problem(where, f"{key}: expected {wanted}{bound}, got {shorten(value)}")
 
 
 class Draft(Job):

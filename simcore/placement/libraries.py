@@ -52,10 +52,10 @@ class KernelLibraries:
     forward and a backward pass, whose kernels and exchanges of tokens run at the same time; `beside_exchanges`: what
     runs on a separate stream at the same time as exchanges: "shared_experts", kernels of a shared expert; "stash",
     copies to pages and back, which also run beside the kernels before experts; `beside_attention`: messages around a
-    ring of context parallelism run at the same time as attention; `clips`: torch takes the norm of all gradients
-    before the optimizer's step, and multiplies them; `counts_zeros`: after that step torch goes over all gradients, one
-    by one, to log how many of their numbers are zero; `logged`: what the host gathers after each step, while the device
-    waits.
+    ring of context parallelism run at the same time as attention; `grad_passes`: times that gradients are read or
+    written before the optimizer's step, once by their norm and twice by its product with all of them; `counts_zeros`:
+    after that step torch goes over all gradients, one by one, to log how many of their numbers are zero; `logged`: what
+    the host gathers after each step, while the device waits.
     """
 
     date: str = "2026-07"
@@ -81,6 +81,6 @@ class KernelLibraries:
     paired: float = 0.0
     beside_exchanges: tuple[str, ...] = ()
     beside_attention: bool = False
-    clips: bool = False
+    grad_passes: int = 0
     counts_zeros: bool = False
     logged: Logged = NOTHING_LOGGED

@@ -33,7 +33,6 @@ from simcore.program.shared_steps import shared_step
 from simcore.program.stage_borders import Edges
 from simcore.program.stash_order import StashOrder
 from simcore.program.tile import LayerRows
-from simcore.recording.layer import PREFERENCE
 from simcore.recording.rows import MODEL_END, REFERENCE_BORDER, STASH_BORDER
 
 __all__ = ["lower"]
@@ -156,7 +155,7 @@ class _Walk:
         self.received: set[Pass] = set()
         self.kept: _Chunk | None = None
         self.unheld = unheld(plan, recording)
-        self.refilled = refilled(plan)
+        self.refilled = refilled(plan, recording)
         self.past = tracker(plan, builder, tuple(self._behind(chunk.first - 1) for chunk in self.chunks), self.unheld)
         self.inputs = LayerInputs(plan, builder, recording.edges)
         self.waiting = 0
@@ -221,8 +220,8 @@ class _Walk:
         if not (chunk.is_last or chunk.precedes):
             out.tile(self._behind(chunk.last).send_hidden, chunk.last)
             self._free_sent(action, chunk)
-        if self.plan.framework.loss not in PREFERENCE:
-            end_model(out, self.edges, self.tiles, chunk.layers, chunk.head)
+        if chunk.last not in chunk.losses:
+            end_model(out, self.edges, self.tiles, chunk.layers, chunk.head, self.plan.framework.loss)
         self.past.end_forward(action)
         hooks.end_pass(action)
 
@@ -234,6 +233,8 @@ class _Walk:
             self.offloaded.forward_begin(layer)
             self.hooks.forward_begin(layer)
             self._pass(layer, self.tiles[layer], self.tiles[layer].forward)
+            if layer == chunk.last and layer in chunk.losses:
+                end_model(self.out, self.edges, self.tiles, chunk.layers, chunk.head, self.plan.framework.loss)
             self.hooks.forward_end(layer)
             self._drop_behind(layer, chunk)
         self.stash.end_forward()

@@ -41,11 +41,13 @@ def unheld(plan: Plan, recording: RecordedLayers) -> frozenset[int]:
                             for offset, slot, _ in tile.nets.tolist()))
 
 
-def refilled(plan: Plan) -> frozenset[int]:
+def refilled(plan: Plan, recording: RecordedLayers) -> frozenset[int]:
     """Last layers of the rank's chunks whose received gradient is the stage's buffer again when they have used it.
 
-    Where backward is split, a layer's second part still uses it.
+    Where backward is split, a layer's second part still uses it. Where something is sent beside the output, the layer
+    uses a sum of gradients, and the buffer is the stage's all the time.
     """
-    if not plan.framework.buffered_microbatches or plan.framework.schedule.splits_backward:
+    split = plan.framework.schedule.splits_backward
+    if not plan.framework.buffered_microbatches or split or len(recording.edges.keep_beside.rows):
         return frozenset()
     return frozenset(chunk[-1] for chunk in plan.chunks if chunk[-1] + 1 < len(plan.graph.layers))

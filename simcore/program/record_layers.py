@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
-from simcore.models.blocks import Attention, LayerKind
+from simcore.models.blocks import Attention, LatentAttention, LayerKind, Mixer
 from simcore.models.graph import ModelGraph
 from simcore.models.placed_blocks import DeepMerger
 from simcore.models.pooled_blocks import PooledStem
@@ -40,7 +40,7 @@ __all__ = ["RecordedLayers", "Shape", "Workload", "adds_in_place", "blocks_of",
            "differentiates_tower", "keys_of", "leaving", "record_layers",
            "run_of"]
 
-_TURNED = re.compile(r"\b(q|k|qkv|query_key_value)(_proj|_norm)?\.")
+_TURNED = re.compile(r"\b(q|k|qkv|query_key_value|q_a|q_b)(_proj|_norm|_layernorm)?\.|\bkv_a_proj_with_mqa\.")
 """Modules whose output is rotated."""
 
 
@@ -313,25 +313,35 @@ def _last_user_of_stem(plan: Plan, below: dict[int, bool]) -> int:
     layer number, True where the layer's input carries a gradient.
     """
     blocks = [layer for layer in plan.chunks[0] if plan.graph.kinds[plan.graph.layers[layer].kind].block is None]
+    rotates = any(_rotates(branch.block) for kind in plan.graph.kinds for branch in kind.branches)
     replays, unreplayed = plan.framework.checkpoint != "none", plan.framework.kept_whole
     for layer in blocks:
         number = plan.graph.layers[layer].kind
         if replays and layer not in unreplayed:
             keeps = below[layer] or plan.kinds[number].is_trained
         else:
-            keeps = _turns_gradients(plan.graph.kinds[number], plan.kinds[number], carries=below[layer])
+            keeps = _turns_gradients(plan.graph.kinds[number], plan.kinds[number], carries=below[layer],
+                                     rotates=rotates)
         if keeps:
             return layer
     return blocks[0] if blocks else -1
 
 
-def _turns_gradients(kind: LayerKind, placed: PlacedKind, *, carries: bool) -> bool:
-    """True if gradients flow back to queries or keys; `carries`: the layer's input has a gradient."""
+def _rotates(block: Mixer) -> bool:
+    return isinstance(block, LatentAttention) or (isinstance(block, Attention) and block.rotary)
+
+
+def _turns_gradients(kind: LayerKind, placed: PlacedKind, *, carries: bool, rotates: bool) -> bool:
+    """True if gradients flow back to queries or keys; `carries`: the layer's input has a gradient.
+
+    `rotates`: some layers of the model rotate, and those alone keep tables.
+    """
     trained = tuple(p.spec.name for p in placed if p.trainable)
     for branch in kind.branches:
         own = [name for name in trained if name.startswith(f"{branch.name}.")]
         carries = carries or any(name.startswith(f"{branch.norm}.") for name in trained)
-        if isinstance(branch.block, Attention) and (carries or any(_TURNED.search(name) for name in own)):
+        turns = _rotates(branch.block) or (isinstance(branch.block, Attention) and not rotates)
+        if turns and (carries or any(_TURNED.search(name) for name in own)):
             return True
         carries = carries or bool(own)
     return False
@@ -349,7 +359,8 @@ def _record(graph: ModelGraph, all_runs: tuple[tuple[tuple[Key, LayerWorkload], 
     kept = small_tile(*((Op.ALLOC, tables.slot(name, "workspace"), size)
                         for name, size in (*[*own.items()] * times, *spaces) if size))
     edges, wide = (edges_of(runs[0][1], [graph.kinds[key[0]].block for key, _ in runs],
-                            graph.architecture.hidden * width, tables, stem, sections) for width in (1, 2))
+                            graph.architecture.hidden * width, tables, stem, sections,
+                            operators.stage_sends(given)) for width in (1, 2))
     shape = _shape(tuple(tables.slots), tuple(tables.comms), structure((kept, *edges.tiles)),
                    tuple((key, kind.shape) for recorded in kinds for key, kind in recorded.items()))
     form = _form_of(tables, kinds, (*edges.tiles, *wide.tiles, kept))

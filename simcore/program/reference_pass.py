@@ -15,15 +15,20 @@ from simcore.program.layer_passes import LayerPasses
 from simcore.program.outline import Phase
 from simcore.program.record_layers import RecordedLayers, keys_of
 from simcore.program.stage_borders import Edges
+from simcore.recording.layer import PREFERENCE
 
 __all__ = ["ReferencePass", "end_model"]
 
 
-def end_model(out: Builder, edges: Edges, tiles: Mapping[int, LayerPasses], layers: Sequence[int], head: int) -> None:
-    """Frees what a model's forward drops when it returns: the head's input, copies of autocast, the mask.
+def end_model(out: Builder, edges: Edges, tiles: Mapping[int, LayerPasses], layers: Sequence[int], head: int,
+              loss: str = "") -> None:
+    """Frees what a model's forward drops when it returns, ahead of a root's hook: the head's input, casts, the mask.
 
-    `tiles`: passes by layer number of the whole model; `layers`: those of a chunk; `head`: number of its head or -1.
+    Nothing where the `loss` is of preferences, which goes on with them. `tiles`: passes by layer number of the whole
+    model; `layers`: those of a chunk; `head`: number of its head or -1.
     """
+    if loss in PREFERENCE:
+        return
     if head >= 0:
         out.tile(tiles[head].after, head)
     for layer in layers:

@@ -37,7 +37,7 @@ class Edges:
     and their gradients. `stem`: tensors that a stage after the first makes for all of its layers. `mask`: attention
     mask, exists while forward runs. `keep_hidden`, `keep_grad`: a received tensor that is kept after the layers have
     used it. `keep_output`: the kept output of the model. `defer`: the head's input and the gradient of its output wait
-    for the end of the step.
+    for the end of the step. `keep_beside`: what is sent beside a hidden state, or its gradient.
     """
 
     tokens: LayerRows
@@ -60,6 +60,8 @@ class Edges:
     drop_output: LayerRows
     defer: LayerRows
     drop_deferred: LayerRows
+    keep_beside: LayerRows
+    drop_beside: LayerRows
 
     @property
     def tiles(self) -> tuple[LayerRows, ...]:
@@ -68,15 +70,15 @@ class Edges:
 
 
 def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: Tables,
-             stem: Mapping[str, int] = NO_STEM, sections: tuple[Section, Section] | None = None) -> Edges:
+             stem: Mapping[str, int] = NO_STEM, sections: tuple[Section, Section] | None = None,
+             beside: int = 0) -> Edges:
     """`Edges` of a rank's part of the model: sizes of its inputs and outputs for one microbatch.
 
     `blocks`: blocks of its layers (embedding, head, loss, ...); `hidden`: elements of a token that crosses a border.
     Tokens and labels are as large as `ImplementationOptions.bytes_of_tokens` says. Hidden states are split over tp if
     the framework runs sequence parallelism. `stem`: bytes by name (`Implementation.stage_stem`); `sections`, if there
     are any, stand in its place (`Implementation.stage_sections`). Stages with an embedding or a loss receive the data
-    loader's mask, a byte for each pair of positions. Images are of the dtype
-    `options.pixels`.
+    loader's mask, a byte for each pair of positions. `beside`: bytes that cross with a hidden state.
     """
     tokens, border = tables.slot("input_ids_and_labels", "input"), tables.comm("send_recv", "pp", run.compute)
     of_tokens = run.options.bytes_of_tokens(run.batch, run.seq, run.cp)
@@ -90,9 +92,9 @@ def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: 
     output, of_output = tables.slot("returned_output", "activation"), run.tokens * vocab * dtype_bytes(run.compute)
     waiting = tables.slot("deferred_head", "activation")
     made = [(tables.slot(name, "activation"), size) for name, size in stem.items()]
-    of_head = of_hidden + of_output
+    of_head, sent = of_hidden + of_output, [(tables.slot("sent_beside", "activation"), beside)] * bool(beside)
     (receive, wait, send), (receive_grad, wait_grad, send_grad) = (
-        _messages(border, of_hidden, handle) for handle in BORDER_HANDLES)
+        _messages(border, of_hidden + beside, handle) for handle in BORDER_HANDLES)
     before, behind = map(LayerRows.of, sections) if sections else (
         small_tile(*_allocs(made)), small_tile(*_frees(made)))
     return Edges(
@@ -105,7 +107,8 @@ def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: 
         small_tile((Op.ALLOC, GRAD_HIDDEN, of_hidden), receive_grad), small_tile(wait_grad), small_tile(send_grad),
         small_tile((Op.ALLOC, GRAD_HIDDEN, of_hidden)), small_tile((Op.FREE, GRAD_HIDDEN, -of_hidden)),
         small_tile((Op.ALLOC, output, of_output)), small_tile((Op.FREE, output, -of_output)),
-        small_tile((Op.ALLOC, waiting, of_head)), small_tile((Op.FREE, waiting, -of_head)))
+        small_tile((Op.ALLOC, waiting, of_head)), small_tile((Op.FREE, waiting, -of_head)),
+        small_tile(*_allocs(sent)), small_tile(*_frees(sent)))
 
 
 def _images(run: LayerWorkload, blocks: Sequence[object], tables: Tables) -> Owners:

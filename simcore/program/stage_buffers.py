@@ -41,6 +41,7 @@ class StageBuffers:
         self.within = [first for first in self.inputs if first - 1 in self.outputs]
         self.held = [first for first in self.inputs if self.splits and first not in self.within]
         self.sent = -1
+        self.sends = len(self.edges.keep_beside.rows) > 0
         ends = plan.framework.returns_outputs and any(chunk[-1] == last for chunk in plan.chunks)
         self.returning = last if ends else -1
 
@@ -51,8 +52,10 @@ class StageBuffers:
         """
         for first in self.inputs:
             self._repeat(self.edges.keep_hidden, first - 1, self.ring)
+            self._beside(self.edges.keep_beside, first, self.ring)
         for final in self.outputs:
             self._repeat(self.edges.keep_grad, final + 1, self.ring)
+            self._beside(self.edges.keep_beside, final, self.ring)
         self._held(self.edges.keep_grad, self.count)
         self._returned(self.count)
 
@@ -71,12 +74,15 @@ class StageBuffers:
     def take(self, key: Pass) -> None:
         """Frees the stage's buffer that a received tensor fills, as its bytes now belong to the layers.
 
+        Where something is sent beside the output, a gradient in the buffer is added to that of what is sent: the layers
+        have the sum, the stage its buffer.
+
         `key`: the pass (True for forward, chunk, microbatch) that reads it.
         """
         forward, chunk, _ = key
         layers = self.chunks[chunk]
         tile, layer = ((self.edges.drop_hidden, layers[0] - 1) if forward else (self.edges.drop_grad, layers[-1] + 1))
-        self.out.tile(tile, layer)
+        self._repeat(tile, layer, forward or not self.sends)
 
     def begin_forward(self, _chunk: int) -> None:
         """Does nothing: no tensor of an earlier microbatch has to be freed first."""
@@ -84,14 +90,18 @@ class StageBuffers:
     def end_forward(self, action: Action) -> None:
         """Frees the receive buffer that the output of forward pass `action` replaces, if there is one.
 
-        That is so where the rank's next chunk reads the output directly.
+        That is so where the rank's next chunk reads the output directly. What is sent beside the output stays until the
+        pass's backward is over.
         """
         final = self.chunks[action.chunk][-1]
         if final + 1 in self.within:
             self.out.tile(self.edges.drop_hidden, final)
+        self._beside(self.edges.keep_beside, final, final in self.outputs)
 
     def grad(self, action: Action) -> None:
         """Frees the gradient that was sent to the previous stage, and returns the input's buffer to the stage.
+
+        The gradient of what came beside the input is made last, and lives as long.
 
         Runs after backward pass `action`. With one chunk the gradient stays until the next one is sent (`schedules.py`,
         Schedule1F1B: `bwd_sends`). Where backward is split, no buffer is returned yet, and the gradient is freed only
@@ -103,6 +113,8 @@ class StageBuffers:
             return
         if len(self.chunks) > 1 or self.sent >= 0:
             self.out.tile(self.edges.drop_grad, first)
+            self._beside(self.edges.drop_beside, first, len(self.chunks) == 1)
+        self._beside(self.edges.keep_beside, first, len(self.chunks) == 1)
         self.sent = first if len(self.chunks) == 1 else -1
         self._repeat(self.edges.keep_hidden, first - 1, first not in self.unheld)
 
@@ -115,6 +127,7 @@ class StageBuffers:
         final = self.chunks[action.chunk][-1]
         if final in self.outputs:
             self._repeat(self.edges.keep_grad, final + 1, self.splits and action.part != "input")
+            self._beside(self.edges.drop_beside, final, action.part != "input")
         elif action.part != "weight":
             self._returned(1)
 
@@ -122,10 +135,15 @@ class StageBuffers:
         """Frees the last sent gradient; allocates all returned outputs concatenated, and frees that as it is unused."""
         if self.sent >= 0:
             self.out.tile(self.edges.drop_grad, self.sent)
+            self._beside(self.edges.drop_beside, self.sent)
             self.sent = -1
         self._returned(self.count)
         if self.returning >= 0:
             self._repeat(self.edges.drop_output, self.returning, self.count)
+
+    def _beside(self, tile: LayerRows, layer: int, count: int = 1) -> None:
+        """Appends a tile for what crosses a border beside a hidden state, if anything does."""
+        self._repeat(tile, layer, count * self.sends)
 
     def _held(self, tile: LayerRows, count: int) -> None:
         for first in self.held:

@@ -47,12 +47,14 @@ class Reader:
     `nulls`: words that the format reads as null. Every value that is handed out is a `Taken`, and the draft must say
     what became of it; `untouched` are the keys that were never asked for. A value of a wrong type is a problem in
     `problems`, and None is handed out in its place. `fields`: keys that the format has at the top, if they are known: a
-    pattern fits no other, but for `*`.
+    pattern fits no other, but for `*`. `older`: name that the document has for a key of the format, where an older
+    release called it otherwise.
     """
 
     document: Document
     nulls: frozenset[str] = frozenset()
     fields: frozenset[str] = frozenset()
+    older: Mapping[str, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     _seen: set[KeyPath] = field(default_factory=set)
     _asked: set[str] = field(default_factory=set)
@@ -191,7 +193,7 @@ class Reader:
         return value is None or (isinstance(value, str) and value in self.nulls)
 
     def _path(self, key: str) -> KeyPath:
-        return tuple(key.split("."))
+        return tuple(self.older.get(key, key).split("."))
 
     def _value(self, path: KeyPath) -> Any:
         value: Any = self.document.data

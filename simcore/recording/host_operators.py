@@ -91,11 +91,11 @@ UNFUSED_UNPERMUTE: Final = Operators(2, 1)
 """Unpermute of the same: zeros, and rows added to them; rows selected."""
 
 # ---- layers of NeMo Automodel 0.7.0 (automodel-0.7.0.json), see `operators/automodel/env.py` -------------------------
-AUTOMODEL_MAMBA: Final = _call(_Pass(66.2, rows=8), _Pass(28.2, rows=14))
-AUTOMODEL_ATTENTION: Final = _call(_Pass(66.3, rows=7), _Pass(46.6, rows=14))
-AUTOMODEL_MLP: Final = _call(_Pass(42.9, rows=6), _Pass(24.3, rows=11))
-AUTOMODEL_MOE: Final = _call(_Pass(178.3, rows=28), _Pass(131.2, rows=33))
-AUTOMODEL_LOCAL_MOE: Final = _call(_Pass(201.0, rows=44), _Pass(107.0, rows=41))
+AUTOMODEL_MAMBA: Final = _call(_Pass(66.2, rows=11), _Pass(28.2, rows=14))
+AUTOMODEL_ATTENTION: Final = _call(_Pass(66.3, rows=10), _Pass(46.6, rows=14))
+AUTOMODEL_MLP: Final = _call(_Pass(42.9, rows=9), _Pass(24.3, rows=11))
+AUTOMODEL_MOE: Final = _call(_Pass(178.3, rows=31), _Pass(131.2, rows=37))
+AUTOMODEL_LOCAL_MOE: Final = _call(_Pass(201.0, rows=47), _Pass(107.0, rows=43))
 """Experts that are not sharded over ranks, which have neither DTensors nor DeepEP."""
 
 # ---- hooks of torch 2.13 `distributed/fsdp/_fully_shard` (fully-shard-torch-2.13.json) -------------------------------

@@ -14,9 +14,9 @@ class _Frozen(BaseModel):
 class Decode(_Frozen):
     """One decoding step of an inference engine, which makes a token for each of `sequences`.
 
-    `context_tokens`: tokens before it in each sequence. `tokens_per_s`: of the whole engine. An assumed bound from
-    memory traffic: arithmetic, collectives and the host take no time. `bytes_read`: of weights, caches and states on a
-    rank; `seconds`: at the bandwidth that matrix products reach.
+    `context_tokens`: tokens before it in each sequence. `tokens_per_s`: of the whole engine. `bytes_read`: of weights,
+    caches and states on a rank; `seconds`: at the bandwidth that matrix products reach, with arithmetic, small kernels,
+    sampling and the host, without collectives.
     """
 
     sequences: int

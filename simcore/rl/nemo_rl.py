@@ -47,10 +47,11 @@ def _told(rl: Rl, engine: InferenceEngine, step: GrpoStep) -> list[Assumption]:
                                "algorithms/grpo.py:1699 dynamic_sampling: batches are drawn until enough prompts have "
                                "rewards that differ, here one is enough"))
     if rl.asynchronous:
+        decoded = "one step's sequences" if rl.steps_ahead == 1 else f"those of {rl.steps_ahead} steps at once"
         rows.append(Assumption(what="rl.asynchronous", value="a step takes as long as the slower of generation and "
                                 "the policy's passes and steps, and weights are sent after both", kind="assumed",
-                                source="NeMo RL 7ea279ab algorithms/grpo.py async_grpo_train; engines decode one "
-                                "step's sequences, and none of them is cut off or thrown away"))
+                                source="NeMo RL 7ea279ab algorithms/grpo.py async_grpo_train; engines decode "
+                                f"{decoded}, and none of them is cut off or thrown away"))
     if engine.generation.colocated and engine.generation.sleep_level != 1:
         rows.append(Assumption(what="generation.sleep_level", value=str(engine.generation.sleep_level), kind="assumed",
                                 source="NeMo RL 7ea279ab vllm_worker.py:1309 always sleeps at level 1"))
@@ -133,8 +134,8 @@ def _check_sent_by_http(scenario: Scenario, worker: str) -> None:
 
 NEMO_RL: Final = (
     Trainer("automodel, fsdp2 and megatron, what NeMo RL trains policies with", lambda worker: worker not in ("", FLAT),
-            ("asynchronous", "on_policy_ratio", "refit_buffer", "generated_prompts", "critic", "epochs", "chunks",
-             "optimizer_offload"),
+            ("asynchronous", "steps_ahead", "on_policy_ratio", "refit_buffer", "generated_prompts", "critic", "epochs",
+             "chunks", "optimizer_offload"),
             _check, _step, _sent, _told, in_place=False, critic_apart=True, use="library", engines=("vllm", "sglang"),
             occupied=lambda rl, policy, critic: 0, distils=True),)
 """The one record of NeMo RL's workers."""

@@ -7,7 +7,6 @@ user's scenario, and put in order (`phases.py`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,6 +19,7 @@ from simcore.inputs.scenario import Scenario
 from simcore.placement.job import topology_of
 from simcore.results.report import Assumption, Report, TrafficRow
 from simcore.rl.engines import ENGINES, served
+from simcore.rl.generating import check_ahead, check_lengths, generate_ns, rounds_of, sent_by_engine, told_of_lengths
 from simcore.rl.report import Laid, phase_report
 from simcore.rl.step.critic import Critics, check_critic, critics_of
 from simcore.rl.step.forward import Passes, passes
@@ -31,9 +31,7 @@ from simcore.rl.step.traffic import (
     EVERY_AXIS,
     PACKED,
     Sent,
-    engine_ns,
     of_copies,
-    of_engine,
     of_logprobs,
     of_passes,
     of_refit,
@@ -47,8 +45,6 @@ from simcore.rl.verl.reward import scorer_of, sent_by_scorer, told_of_scorer
 from simcore.rl.verl.workers import made_of_logits
 from simcore.simulation.simulation import Simulation, legal_simulation, placed_simulation
 from simcore.simulation.step import Request, check_step, training_step
-from simcore.vllm.decode import decode_seconds
-from simcore.vllm.parallel import calls
 from simcore.vllm.protocol import InferenceEngine
 from simcore.vllm.workload import serving
 
@@ -220,11 +216,11 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     critics = critics_of(scenario, sequences, request, simulation, apart=trainer.critic_apart)
     engine = engine.beside(max(trainer.occupied(rl, *pair) for pair in zip(policies, critics.critics, strict=True)))
     weights = trainer.sent(scenario, simulation.stage_plans, simulation.routes)
-    rounds = _rounds(engine, -(-(rl.generated_prompts or rl.prompts) * rl.generations // engines))
-    broadcast = list(_broadcast(scenario, engine, weights.total))
+    rounds = rounds_of(engine, rl, -(-(rl.generated_prompts or rl.prompts) * rl.generations // engines))
+    link, broadcast = _engine_link(scenario, engine), list(_broadcast(scenario, engine, weights.total))
     teachers = taught(scenario, simulation, timed=request.timed) if _is_taught(scenario) else []
     step = GrpoStep(engine, weights, rl.reference != "none",
-                    _generate_ns(engine, rl, rounds, _engine_link(scenario, engine)), rl.refit_buffer,
+                    generate_ns(engine, rl, rounds, link), rl.refit_buffer,
                     sum(one.ns for one in broadcast), scores_policy=not (rl.on_policy_ratio or teachers),
                     chunks=rl.chunks, offloads_states=rl.optimizer_offload, scorer=scorer_of(scenario, sequences),
                     buffers=ENGINES[engine.generation.engine].buffers)
@@ -233,7 +229,7 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
         step = replace(step, generate_ns=max(0, step.generate_ns - _busy_ns(journals)), asynchronous=True)
         journals = stepped(step)
     beside = None if engine.generation.colocated else _beside(step, journals, simulation)
-    engine_rows = rows([*broadcast, *_generating(scenario, engine, rounds, rl.prompt_tokens)])
+    engine_rows = rows([*broadcast, *sent_by_engine(engine, rl, rounds, link)])
     own = (*rows([*of_refit(weights, simulation.routes), *broadcast, *sent_by_scorer(
         step.scorer, scenario.training.seq_len, scenario.world_size)]), *(() if beside else engine_rows))
     passed = _passed(forward, simulation)
@@ -284,9 +280,8 @@ def _asked(scenario: Scenario) -> tuple[Rl, InferenceEngine]:
                                     "only supported for the Megatron generation backend"))
     _check_answered(scenario, rl)
     engine = served(scenario, generation).make(scenario, generation, topology_of(scenario), trainer_of(scenario).use)
-    if rl.prompt_tokens >= engine.max_model_len:
-        raise InputError(Problem(scenario.where("rl", "prompt_tokens"), f"prompt_tokens: expected fewer than the "
-                                 f"{engine.max_model_len:,} tokens of a sequence, got {rl.prompt_tokens:,}"))
+    check_lengths(scenario, rl, engine)
+    check_ahead(scenario, rl)
     return rl, engine
 
 
@@ -331,21 +326,6 @@ def _num_engines(scenario: Scenario, engine: InferenceEngine) -> int:
     return scenario.world_size // engine.tp
 
 
-def _rounds(engine: InferenceEngine, sequences: int) -> list[int]:
-    """Sequences that one engine generates together, round after round: as many as its limits and cache allow."""
-    most = max(1, min(engine.limits.seqs, math.floor(engine.cache.concurrency(engine.max_model_len))))
-    full, remainder = divmod(sequences, most)
-    return [most] * full + [remainder] * (remainder > 0)
-
-
-def _generate_ns(engine: InferenceEngine, rl: Rl, rounds: list[int], link: Link) -> int:
-    """Time in ns in which one engine decodes all rounds; its ranks reach each other over `link`."""
-    seconds = {together: decode_seconds(engine, together, rl.prompt_tokens, engine.max_model_len)
-               for together in dict.fromkeys(rounds)}
-    exchanges = engine_ns(calls(engine, rounds, rl.prompt_tokens), engine.tp, link)
-    return round(1e9 * sum(seconds[together] for together in rounds)) + exchanges
-
-
 def _broadcast(scenario: Scenario, engine: InferenceEngine, num_bytes: int) -> Iterator[Sent]:
     """Broadcasts of all weights, from one rank to all that train and all that generate; none on shared GPUs."""
     if engine.generation.colocated:
@@ -355,11 +335,6 @@ def _broadcast(scenario: Scenario, engine: InferenceEngine, num_bytes: int) -> I
     full, last = divmod(num_bytes, each)
     for number, num_calls in ((each, full), (last, 1)):
         yield Sent("broadcast", EVERY_AXIS, size, topology.link(size, 1, size), "refit", PACKED, number, num_calls)
-
-
-def _generating(scenario: Scenario, engine: InferenceEngine, rounds: list[int], prompt: int) -> Iterator[Sent]:
-    """Collectives of an engine's ranks."""
-    return of_engine(calls(engine, rounds, prompt), engine.tp, _engine_link(scenario, engine))
 
 
 def _engine_link(scenario: Scenario, engine: InferenceEngine) -> Link:
@@ -387,8 +362,6 @@ def _beside(step: GrpoStep, journals: list[Journal], simulation: Simulation) -> 
 def _told(rl: Rl, engine: InferenceEngine) -> list[Assumption]:
     """Assumptions on the time of generation, and of copies."""
     return [
-        Assumption(what="generation", value=f"every sequence goes from {rl.prompt_tokens:,} to "
-                   f"{engine.max_model_len:,} tokens", kind="assumed", source="prompt_tokens and max_model_len; no "
-                   "answer ends early, prefill takes no time but its collectives"),
+        *told_of_lengths(rl, engine),
         Assumption(what="copies to and from the host", value="at the rate of pinned copies", kind="assumed",
                    source="module.to('cpu') is not pinned in NeMo RL 7ea279ab and in verl b178a3cd, and slower")]

@@ -182,5 +182,7 @@ def _assumption(simulation: Simulation, found: Drawn) -> Assumption:
     mesh, count = simulation.job.mesh, simulation.job.scenario.num_microbatches
     value = (f"{popularity}, seed {found.seed}, {found.draws:,} steps of {found.num_microbatches} of {count} "
              f"microbatches, {found.num_groups} of {mesh.expert_dp} expert groups")
+    if mesh.ep == 1:
+        value += "; each rank has all experts (mesh.ep: 1), so all of its own tokens: every draw is the balanced step"
     return Assumption(what="training.routing", value=value, kind="assumed", source="a multinomial draw of all rows, "
                       "which stands for top-k without replacement; peaks, traffic and time of `ranks` are balanced")

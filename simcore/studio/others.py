@@ -15,6 +15,7 @@ from simcore.inputs.loading import changed
 from simcore.inputs.scenario import Scenario
 from simcore.inputs.training import Pipeline
 from simcore.models.graph import build
+from simcore.models.registry import code_type
 from simcore.results.report import Advice, Report
 from simcore.search.meshes import DEGREES
 from simcore.search.space import other_framework
@@ -36,7 +37,7 @@ def axes_of(base: Scenario, name: str, implementation: str) -> tuple[str, ...]:
         return AXES
     adapter, fields = framework_adapter(name), configuration(base)
     if implementation == "auto":
-        implementation = adapter.implementation_of(str(fields.get("model_type")), base.training.method)
+        implementation = adapter.implementation_of(code_type(fields), base.training.method)
     try:
         closed = set(AXES).difference(adapter.axes(build(fields, implementation)))
     except RankscopeError:  # a model that the framework does not have: each of its layouts says so
@@ -112,8 +113,7 @@ def _named_targets(scenario: Scenario, name: str) -> dict[str, Any]:
         return {}
     try:
         fields = configuration(scenario)
-        graph = build(fields, framework_adapter(name).implementation_of(str(fields.get("model_type")),
-                                                                        scenario.training.method))
+        graph = build(fields, framework_adapter(name).implementation_of(code_type(fields), scenario.training.method))
     except RankscopeError:  # a model that the framework does not have
         return {}
     names = dict.fromkeys(spec.path.rpartition(".")[2] for specs in graph.tensors for spec in specs

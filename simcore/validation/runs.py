@@ -33,7 +33,7 @@ Rank = Annotated[int, Field(ge=0)] | Literal["last", "max"]
 Kind = Literal["tuned", "untuned", "rl"]
 """Kind of a run: tuned for speed (a recipe or table of performance), an example or a test, or a step that generates.
 
-The time of the last is shown and not judged: that of decoding is a bound from below (`simcore/vllm/decode.py`).
+The time of the last is shown and not judged: what hosts of engines take is not told (`simcore/vllm/passes.py`).
 """
 
 

@@ -1,9 +1,9 @@
-"""Time of one decoded token: bytes that a rank reads for it, over the bandwidth of its memory.
+"""Time of one decoded token: bytes that a rank reads for it, over the bandwidth of its memory, and what is beside them.
 
 An assumed model: every weight that a token of the batch uses is read once, keys and values of every sequence are read
 once, states are read and written. Experts: if each of B tokens draws k of E experts uniformly and independently,
-E (1 - (1 - k/E)^B) of them are used. Arithmetic, sampling and the host take no time, so a small batch takes longer in
-reality; collectives of tensor parallelism are counted beside it (`simcore/rl/step/traffic.py`, engine_ns). Speculative
+E (1 - (1 - k/E)^B) of them are used. Arithmetic, small kernels, sampling and the host are added (`passes.py`);
+collectives of tensor parallelism are counted beside it (`simcore/rl/step/traffic.py`, engine_ns). Speculative
 decoding: a pass is over one token and those that were drafted, for each of which the drafter's weights and the head are
 read once; a sequence goes on by one token and those that are accepted.
 """
@@ -11,11 +11,13 @@ read once; a sequence goes on by one token and those that are accepted.
 from __future__ import annotations
 
 from simcore.models.blocks import Moe
+from simcore.vllm.answers import Stage
 from simcore.vllm.drafter import Drafter
+from simcore.vllm.passes import beside_seconds
 from simcore.vllm.protocol import InferenceEngine
 from simcore.vllm.weights import TOWER, Weight
 
-__all__ = ["bytes_read", "decode_seconds", "seconds"]
+__all__ = ["bytes_read", "decode_seconds", "pass_seconds", "seconds"]
 
 
 def bytes_read(engine: InferenceEngine, sequences: int, context: int) -> int:
@@ -74,16 +76,24 @@ def seconds(engine: InferenceEngine, num_bytes: int) -> float:
     return num_bytes / (topology.device.memory_bandwidth.si * topology.efficiency.kernels.gemm.memory.si)
 
 
-def decode_seconds(engine: InferenceEngine, sequences: int, prompt: int, last: int) -> float:
-    """Seconds to decode `sequences` sequences together, each from a length of `prompt` to one of `last` tokens.
+def pass_seconds(engine: InferenceEngine, sequences: int, context: int) -> float:
+    """Seconds of a token of each of `sequences` sequences behind `context` tokens, without collectives."""
+    return seconds(engine, bytes_read(engine, sequences, context)) + beside_seconds(engine, sequences)
+
+
+def decode_seconds(engine: InferenceEngine, stage: Stage) -> float:
+    """Seconds of all passes of `stage`.
 
     The bytes grow linearly with the tokens, so their mean is that of both ends; beyond a window those in it grow no
     more.
     """
-    turn = min(max(engine.pages.window, prompt), last)
-    return sum(_between(engine, sequences, *ends) for ends in ((prompt, turn), (turn, last)))
+    turn = min(max(engine.pages.window, stage.first), stage.last)
+    moved = (_between(engine, stage.sequences, stage.first, turn) + _between(engine, stage.sequences, turn, stage.last)
+             if stage.last > stage.first else stage.passes * bytes_read(engine, stage.sequences, stage.first))
+    return seconds(engine, moved) + stage.passes * beside_seconds(engine, stage.sequences)
 
 
-def _between(engine: InferenceEngine, sequences: int, prompt: int, last: int) -> float:
-    first, final = (bytes_read(engine, sequences, context) for context in (prompt, last))
-    return seconds(engine, (last - prompt) * (first + final) // 2)
+def _between(engine: InferenceEngine, sequences: int, first: int, last: int) -> int:
+    """Bytes of a pass at each context from `first` to `last` tokens."""
+    ends = [bytes_read(engine, sequences, context) for context in (first, last)]
+    return (last - first) * sum(ends) // 2

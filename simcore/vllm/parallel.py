@@ -17,11 +17,12 @@ reads prompts once; Nemotron-H's gathers its projection (`models/nemotron_h_mtp.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from simcore.models.blocks import Embedding, Mamba2
 from simcore.units import dtype_bytes
+from simcore.vllm.answers import Round
 from simcore.vllm.drafter import Drafter
 from simcore.vllm.protocol import InferenceEngine
 from simcore.vllm.weights import MODEL_DTYPE, layers_of, padded_rows
@@ -49,15 +50,15 @@ class _Pass:
     drafts: bool = False
 
 
-def calls(engine: InferenceEngine, rounds: list[int], prompt: int) -> list[Call]:
-    """Collectives of a rank for all rounds, from prompts of `prompt` tokens to the engine's longest sequences.
+def calls(engine: InferenceEngine, rounds: Sequence[Round], prompt: int) -> list[Call]:
+    """Collectives of a rank for all rounds, from prompts of `prompt` tokens to the last token of the longest answer.
 
     `rounds`: sequences that are generated together, round after round. [] for an engine on one rank. See [Note:
     collectives of an engine].
     """
     if engine.tp == 1:
         return []
-    return [call for sequences in rounds if sequences for one in _passes(engine, sequences, prompt)
+    return [call for each in rounds if each.prompts for one in _passes(engine, each, prompt)
             for call in _of_pass(engine, one)]
 
 
@@ -73,7 +74,7 @@ def prompt_calls(engine: InferenceEngine, sequences: int, tokens: int) -> list[C
             for call in _of_pass(engine, one)]
 
 
-def _passes(engine: InferenceEngine, sequences: int, prompt: int) -> Iterator[_Pass]:
+def _passes(engine: InferenceEngine, each: Round, prompt: int) -> Iterator[_Pass]:
     """Passes of one round: prompts, then one token of each sequence at a time; none if nothing is generated."""
     first = max(prompt, 1)  # a sequence without a prompt begins with a token
     if engine.max_model_len <= first:
@@ -81,18 +82,26 @@ def _passes(engine: InferenceEngine, sequences: int, prompt: int) -> Iterator[_P
     most = engine.limits.tokens
     if not engine.generation.chunked_prefill:
         most = max(1, most // first) * first  # whole prompts
-    full, last = divmod(sequences * first - 1, most)
+    full, last = divmod(each.prompts * first - 1, most)
     # logits are made once for a prompt, in the pass that ends it: all are counted in the last pass of the prompts
     yield _Pass(most, 0, full)
-    yield _Pass(last + 1, sequences, 1)
-    drafter, steps = engine.drafter, engine.max_model_len - first - 1
+    yield _Pass(last + 1, each.prompts, 1)
+    drafter, made = engine.drafter, prompt - first - 1  # the last pass over prompts makes a token of each
+    if drafter is not None:
+        yield _Pass(most, 0, full, drafts=True)
+        yield _Pass(last + 1, each.prompts, 1, drafts=True)
+    for stage in each.stages:
+        yield from _of_stage(stage.sequences, max(0, stage.passes + made), drafter)
+        made = min(0, stage.passes + made)
+
+
+def _of_stage(sequences: int, steps: int, drafter: Drafter | None) -> Iterator[_Pass]:
+    """Passes that make `steps` tokens of each of `sequences` sequences."""
     if drafter is None:
         yield _Pass(sequences, sequences, steps)
         return
     times, rows = math.ceil(steps / (1 + drafter.accepted)), sequences * (1 + drafter.tokens)
     yield _Pass(rows, rows, times)
-    yield _Pass(most, 0, full, drafts=True)
-    yield _Pass(last + 1, sequences, 1, drafts=True)
     yield _Pass(rows, sequences, times, drafts=True)
     yield _Pass(sequences, sequences, times * (drafter.tokens - 1), drafts=True)
 

@@ -22,7 +22,7 @@ from simcore.results.report import Assumption, AtRest, Communicator, Owner, Peak
 from simcore.results.verdict import Verdict, verdict_of
 from simcore.units import format_bytes, parse_quantity
 from simcore.vllm.checks import check_asked, check_states, switch_assumptions
-from simcore.vllm.decode import bytes_read, seconds
+from simcore.vllm.decode import bytes_read, pass_seconds
 from simcore.vllm.engine import Engine, Limits, default_limits, release_of
 from simcore.vllm.protocol import InferenceEngine
 from simcore.vllm.quantization import assumptions_of, recipe_of
@@ -317,7 +317,7 @@ def _decodes(engine: InferenceEngine) -> Iterator[Decode]:
     for batch in _BATCHES:
         if batch <= min(engine.limits.seqs, max(1, int(engine.cache.concurrency(context)))):
             read = bytes_read(engine, batch, context)
-            took = seconds(engine, read)
+            took = pass_seconds(engine, batch, context)
             yield Decode(sequences=batch, context_tokens=context, bytes_read=read, seconds=took,
                          tokens_per_s=batch / took)
 
@@ -356,6 +356,7 @@ def assumptions(engine: Engine) -> Iterator[Assumption]:
         source = engine.topology.device.memory.context.source if name == "context" else (
             "see simcore/memory/outside_allocator.py, and vLLM 0.12.0 custom_all_reduce.py: two buffers of 8 MiB")
         yield Assumption(what=name, value=format_bytes(size), kind="assumed", source=source)
-    yield Assumption(what="serving.decode", value="bytes read over the bandwidth that products reach", kind="assumed",
-                     source="a bound, see simcore/vllm/decode.py: no arithmetic, collectives, sampling or host")
+    yield Assumption(what="serving.decode", value="bytes read over the bandwidth that products reach, arithmetic, "
+                     "small kernels, sampling and the host", kind="calibrated",
+                     source="see simcore/vllm/passes.py; collectives of tensor parallelism are left out")
 

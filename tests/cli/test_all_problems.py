@@ -63,3 +63,28 @@ def test_a_sweep_and_what_is_legal_stay_as_they_are(tmp_path: Path) -> None:
     (entry,) = read([file])
     assert entry.scenario is not None
     assert answered_in_full(check, entry.scenario) == check(entry.scenario)
+
+
+SECOND: dict[str, tuple[str, ...]] = {
+    "model: llama-3.1-8b\nframework: megatron\nmesh: {cp: 4, dp_shard: 4}\ntraining: {seq_len: 32768}\n"
+    "framework_options: {cp_comm_type: a2a+p2p, hierarchical_context_parallel_sizes: [-2, -2]}": ("two sizes",),
+    "model: llama-3.1-8b\nframework: megatron\nmesh: {cp: 8, tp: 4}\ntraining: {seq_len: 65536}\n"
+    "framework_options: {cp_comm_type: a2a+p2p, hierarchical_context_parallel_sizes: [4, 2]}": ("share out",),
+    "model: glm-5\nframework: automodel\nmesh: {dp_shard: 32, cp: 2, ep: 64}\ntraining: {seq_len: 4096}\n"
+    "framework_options: {attn: sdpa}": ("GLM DSA context parallelism",),
+    "model: llama-3.1-8b\nframework: automodel\nmesh: {tp: 3, dp_shard: 2, ep: 2}\ntraining: {seq_len: 4096}": (
+        "requires a MoE model", "by TP size"),
+}
+"""Jobs with what they are refused for: sizes and meshes that a second sentence would take from what was put aside."""
+
+
+def test_a_rule_about_a_value_that_nobody_wrote_says_nothing(tmp_path: Path) -> None:
+    file, found = tmp_path / "second.yaml", {}
+    for text, wanted in SECOND.items():
+        file.write_text(f"name: second\ntopology: dgx-h100\n{text}\n")
+        (entry,) = read([file])
+        assert entry.scenario is not None
+        told = [row.message for row in answered_in_full(check, entry.scenario).problems]
+        if len(told) != len(wanted) or not all(words in said for words, said in zip(wanted, told, strict=True)):
+            found[text] = told
+    assert found == {}

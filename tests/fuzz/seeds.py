@@ -24,7 +24,8 @@ PLAIN: Final[Tree] = {
 _OTHERS: Final[tuple[Tree, ...]] = (
     {"framework": "megatron", "model": "nemotron-3-tiny", "mesh": {"dp_shard": 2, "tp": 2, "ep": 2}},
     {"framework": "zero3", "limits": {"usable_memory": "10 MiB"}}, {"framework": "fsdp1", "model": "nowhere"},
-    {"training": {"seq_len": 64, "routing": {"seed": 1, "draws": 5}}, "model": "nemotron-3-tiny"})
+    {"training": {"seq_len": 64, "routing": {"seed": 1, "draws": 5}}, "model": "nemotron-3-tiny",
+     "framework": "automodel", "mesh": {"dp_shard": 8, "ep": 2}})
 
 
 @cache

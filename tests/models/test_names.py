@@ -78,7 +78,7 @@ def test_a_miss_names_the_nearest_and_how_to_go_on() -> None:
     assert "give its path" in told
     for other in ("zzzzzzzzzz", "swiss-ai/Apertus-8B-Instruct-2509", "foo/bar-nonexist-7B"):
         assert "did you mean" not in how_to_go_on(other), other
-    assert "Super-49B-v1?" in how_to_go_on("nvidia/Llama-3_3-Nemotron-Super-49B-v1_5")
+    assert "Super-49B-v1_5?" in how_to_go_on("nvidia/Llama-3_3-Nemotron-Super-49B-v1_7")
     assert "hf download OWNER/NAME config.json" in how_to_go_on("meta-llama/")
     assert len(how_to_go_on("x" * 500)) < 300
 

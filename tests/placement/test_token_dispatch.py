@@ -74,8 +74,26 @@ def test_a_dense_model_routes_nothing() -> None:
     assert "a model without experts routes no tokens" in report.problems[0].message
 
 
-def test_alone_a_rank_has_its_own_rows() -> None:
-    assert peak("megatron", {"dp_shard": 2}, {"imbalance": 2}) == peak("megatron", {"dp_shard": 2}, "balanced")
+def test_loads_of_ranks_are_bounded_by_their_number() -> None:
+    """A rank alone has its own rows, and of two the fullest has at most twice the mean; KempnerForge's are experts'."""
+    kempner: dict[str, Any] = {"model": "mixtral-8x7b", "implementation": "kempnerforge", "seq_len": 1024}
+    asked: dict[str, tuple[tuple[str, dict[str, int], Any], dict[str, Any]]] = {
+        "imbalance: changes nothing where each rank has all experts": (("megatron", {"dp_shard": 2}, {
+            "imbalance": 2}), {}),
+        "imbalance: expected at most 2 (mesh.ep), got 2.5": (("automodel", {"dp_shard": 4, "ep": 2}, {
+            "imbalance": 2.5}), {}),
+        "": (("fsdp2", {"dp_shard": 2}, {"imbalance": 1}), {}),
+        "imbalance: expected at most 4, got 5": (("fsdp2", {"dp_shard": 2}, {"imbalance": 5}), kempner)}
+    found = {}
+    for words, ((framework, mesh, routing), changes) in asked.items():
+        report = simulate(small.scenario(framework, mesh, routing=routing, **changes), timed=False)
+        told = " ".join(problem.message for problem in report.problems)
+        if words not in told or bool(words) != bool(told):
+            found[words] = told
+    assert found == {}
+    assert peak("fsdp2", {"dp_shard": 2}, {"imbalance": 4}, **kempner) > peak(
+        "fsdp2", {"dp_shard": 2}, "balanced", **kempner)
+
 
 
 def test_a_capacity_of_one_is_balance_and_changes_what_is_sent() -> None:

@@ -358,3 +358,27 @@ def test_states_that_left_before_do_not_leave_for_log_probabilities() -> None:
     told = simulate(asked(**apart, rl=GRPO["rl"] | {"optimizer_offload": True, "chunks": 2}),
                     timed=False).problems[0].message
     assert "not yet: states that leave before the first part" in told
+
+
+def test_answers_of_several_lengths_take_as_long_as_the_longest_and_no_more_memory() -> None:
+    whole, same, short = (report(rl=GRPO["rl"] | more) for more in ({}, {"mean_tokens": 256}, {"mean_tokens": 64}))
+    assert seconds(same) == seconds(whole)
+    host = 256 * 1.4e-3
+    assert host < seconds(short)["generation"] < seconds(whole)["generation"], "as many passes, of fewer sequences"
+    assert [phase.device_bytes for phase in short.phases] == [phase.device_bytes for phase in whole.phases]
+    assert [row.value for row in short.assumptions if row.what == "generation"] == [
+        "sequences have 64 tokens in the mean, their density is exponential, and the longest has 256"]
+    for wrong in ({"mean_tokens": 257}, {"mean_tokens": 32, "prompt_tokens": 32}):
+        (problem,) = report(rl=GRPO["rl"] | wrong).problems
+        assert "mean_tokens: expected more than the" in problem.message
+
+
+def test_engines_that_are_ahead_decode_answers_of_several_steps_together() -> None:
+    rl = GRPO["rl"] | {"asynchronous": True, "mean_tokens": 1000}
+    apart = GRPO["generation"] | {"colocated": False, "engines": 1, "max_model_len": 4096}
+    one, four = (report(generation=apart, rl=rl | {"steps_ahead": ahead}) for ahead in (1, 4))
+    assert seconds(one)["generation"] > 8 * seconds(four)["generation"] > 0, "32 x 1,000 tokens, 128 at a time"
+    assert seconds(one)["generation"] > 4096 * 1.4e-3 - sum(
+        took for phase, took in seconds(one).items() if phase != "generation"), "the longest answer is waited for"
+    (problem,) = report(rl=GRPO["rl"] | {"steps_ahead": 2}).problems
+    assert "steps_ahead: changes nothing where engines wait" in problem.message

@@ -48,6 +48,10 @@ def test_a_draw_needs_no_cache_either() -> None:
     peak = report.ranks[0].peak
     assert peak is not None
     assert report.drawn.hottest.device_bytes.p50 == peak.device_bytes
+    told, others = (next(one.value for one in asked.assumptions if one.what == "training.routing") for asked in (
+        report, run("automodel", MESH, ROUTING)))
+    assert "every draw is the balanced step" in told
+    assert "every draw" not in others
 
 
 def test_a_pipeline_holds_several_microbatches_of_their_own_rows() -> None:

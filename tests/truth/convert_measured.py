@@ -60,6 +60,7 @@ RULES = {
     "soup": (measured_reports.soup, measured_reports.SOUP),
     "verl": (measured_reports.verl, measured_reports.VERL),
     "nemo-rl-perf": (measured_nemo_rl.nemo_rl, measured_nemo_rl.VOCABULARY),
+    "nemo-rl-article": (measured_nemo_rl.article, measured_nemo_rl.BY_ARTICLE),
 }
 """By group: the rule, and the vocabulary of its rows."""
 SINCE_FIT = (

@@ -2,6 +2,7 @@
 
     python tests/truth/draw_fsdp2.py [--count N] [--seed S] > cases.json
     python tests/truth/draw_fsdp2.py --write       # the stored list: count and seed as below
+    python tests/truth/draw_fsdp2.py --embedding   # small dense models whose embedding alone is a unit beside layers
 
 The same seed draws the same cases, whatever the machine. Values that torch or the models refuse are drawn too (rarely):
 what is refused is truth as well. `tests/truth/regenerate.py --file drawn` measures them.
@@ -19,6 +20,7 @@ from json_lines import listed
 
 HERE = Path(__file__).resolve().parent
 COUNT, ASKED, SEED = 180, 40, 16
+EMBEDDINGS, OF_EMBEDDINGS = 44, 71107
 Case = dict[str, Any]
 Pick = random.Random
 WORLDS = (1, 2, 3, 4, 5, 6, 7, 8, 8, 9, 10, 12, 14, 15, 16, 18, 20, 24, 28, 32, 36, 40, 48, 56, 63, 64)
@@ -237,6 +239,13 @@ def ask(seed: int, number: int) -> Case:
     return case
 
 
+def embedding(seed: int) -> list[Case]:
+    """Small cases whose embedding is a unit, and whose norm and head are the root's, as verl wraps them."""
+    drawn = (draw(seed, number) for number in range(1000))
+    fit = (case for case in drawn if not is_tied(case["model"]) and case["seq"] <= 512)
+    return [{**next(fit), "name": f"embedding-{number:03}", "wrap": "embedding"} for number in range(EMBEDDINGS)]
+
+
 ONE_LAYER = {"hidden_size": 256, "num_hidden_layers": 1}
 HYBRID = {"hybrid_override_pattern": "MEM*E-", "num_hidden_layers": 6}
 CHOSEN: tuple[Case, ...] = (
@@ -266,7 +275,11 @@ def main() -> None:
     ap.add_argument("--asked", type=int, default=ASKED, help="how many of them with frozen parameters and the like")
     ap.add_argument("--seed", type=int, default=SEED)
     ap.add_argument("--write", action="store_true", help="write the stored list")
+    ap.add_argument("--embedding", action="store_true", help="an embedding that is a unit, by another seed")
     a = ap.parse_args()
+    if a.embedding:
+        print(listed(embedding(OF_EMBEDDINGS)))
+        return
     cases = [draw(a.seed, i) for i in range(a.count)] + [ask(a.seed, i) for i in range(a.asked)] + [*CHOSEN]
     body = f"{listed(cases)}\n"
     if a.write:

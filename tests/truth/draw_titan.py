@@ -1,9 +1,9 @@
 """Draws layouts of torchtitan's experts at random, for `probe_titan.py --step`.
 
-    python tests/truth/draw_titan.py [--count N] [--seed S] [--llama4] > cases.json
+    python tests/truth/draw_titan.py [--count N] [--seed S] [--llama4 | --oss] > cases.json
 
-The same seed draws the same cases, whatever the machine; torch refuses a few of their widths. `--llama4`: of Llama 4
-alone, by a seed of its own.
+The same seed draws the same cases, whatever the machine; torch refuses a few of their widths. `--llama4`, `--oss`: of
+Llama 4 or of GPT-OSS alone, by a seed of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 COUNT, SEED = 48, 4502
 LLAMA4_COUNT, LLAMA4_SEED = 64, 4604
+OSS_COUNT, OSS_SEED = 48, 4717
 Case = dict[str, Any]
 Model = Callable[[random.Random, int], Case]
 
@@ -58,13 +59,23 @@ def llama4(pick: random.Random, width: int) -> Case:
             "num_experts_per_tok": pick.choice((1, 1, 2)), "interleave_moe_layer_step": pick.choice((1, 2))}
 
 
+def oss(pick: random.Random, width: int) -> Case:
+    heads = pick.choice((4, 8))
+    return {"hidden_size": pick.choice((128, 192, 320)), "num_hidden_layers": pick.randint(1, 4),
+            "num_attention_heads": heads, "num_key_value_heads": pick.choice((4, heads)),
+            "head_dim": pick.choice((32, 64)), "vocab_size": pick.choice((512, 1000, 2048)), "intermediate_size": width,
+            "num_local_experts": pick.choice((4, 8, 12, 16)), "num_experts_per_tok": pick.choice((1, 2, 4)),
+            "sliding_window": pick.choice((32, 64))}
+
+
 def mesh(pick: random.Random, case: Case) -> None:
     world = case["world"]
     case["dp_replicate"] = pick.choice((1, 1, 1, 2))
     inside = world // case["dp_replicate"]
     case["tp"] = pick.choice([d for d in (1, 1, 2, 4) if inside // d > 1])
-    case["cp"] = pick.choice([d for d in (1, 1, 2) if case["tp"] == 1 and inside % d == 0] or [1])
     sizes = case["model"]
+    case["cp"] = pick.choice([d for d in (1, 1, 2) if case["tp"] == 1 and inside % d == 0
+                              and "sliding_window" not in sizes] or [1])
     experts = next(sizes[name] for name in ("num_experts", "n_routed_experts", "num_local_experts") if name in sizes)
     etp = pick.choice((1, case["tp"]))
     degrees = [d for d in divisors(inside // etp) if experts % d == 0]
@@ -96,7 +107,10 @@ if __name__ == "__main__":
     parser.add_argument("--count", type=int)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--llama4", action="store_true")
+    parser.add_argument("--oss", action="store_true")
     asked = parser.parse_args()
     count, seed, models = (LLAMA4_COUNT, LLAMA4_SEED, (llama4,)) if asked.llama4 else (COUNT, SEED, (qwen, deepseek))
+    if asked.oss:
+        count, seed, models = OSS_COUNT, OSS_SEED, (oss,)
     cases = drawn(asked.count or count, asked.seed or seed, models)
     print("[\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]")

@@ -145,7 +145,7 @@ KEPT_OUT = """## Rows that no fit saw
 
 Layouts that are kept out by the hash of their names, of MLPerf and of rows that came after it, and all rows that came
 after this fit (`later_rows.jsonl`, `README.md`): nothing was fitted to them, and no choice of factors made by them.
-Steps of `nemo-rl-perf` generate too, and are in none of the lines above."""
+Steps of `nemo-rl-perf` and `nemo-rl-article` generate too, and are in none of the lines above."""
 CAUSES = """## Causes that are known
 
 - **Two kinds of B200**: on SimuMax's machine products of more than a millisecond, in loops, reach 0.49 of the peak with
@@ -174,10 +174,21 @@ CAUSES = """## Causes that are known
   8,240 within 40 steps), and loads are simulated balanced.
 - **Qwen3-32B in torchtitan**: runs with FSDP alone over 8 GPUs are too slow, those of other days on 16 and with TP are
   not (d66b72a6a): logs name other machines, and nothing says their power.
-- **Steps of GRPO** (NeMo RL) are up to 67 % too fast. Decoding is a bound from bytes, without a host, and every answer
-  has the mean length, where engines wait for the longest: up to four times as long in Llama's lines. Eight steps off
-  policy is 31 % too slow: engines decode answers of several steps together, here those of one. That engines over 16 and
-  32 ranks were 64 to 76 % too fast was known when their collectives began to take time.
+- **Steps of GRPO** (NeMo RL) are 2 % too slow to 60 % too fast. Of the parts that an article prints (0.3, four runs on
+  H100) generation is 10 to 33 % too fast, most for Qwen3-30B-A3B, whose products of few rows by expert are taken to
+  read weights as fast as others; training is 25 to 48 % and log-probabilities are 22 to 56 % too fast: prompts, whose
+  length is not printed, would add 3 to 30 % with 120 tokens; refit took 4 to 14 s and takes 0.6 to 2.6 here. On GB200
+  whole steps are 11 to 46 % too fast: what its hosts take beside an engine is not published. What Ray takes to start a
+  pass over several GPUs, rewards and the step's own bookkeeping (2 to 8 s) are not counted. DeepSeek-V3, whose engines
+  span four hosts, is 24 to 60 % too fast.
+- **Golden runs whose own steps vary.** Of 184 golden runs with a time of each step, 14 have quartiles that lie a fifth
+  of the median apart or more: their median error is 76 %, that of others 6 to 16. Ten of the fifteen worst errors are
+  of runs whose quartiles lie 19 to 68 % apart: tests on one host of GB200 (`_1node`), which take 3 to 13 times as long
+  as the same tests over two, and two of a cluster (`dgxh100_dgxc`), one of which took a fourteenth elsewhere. Their
+  hosts were not theirs alone.
+- **Qwen3-30B-A3B under ZeRO-3** (ms-swift) takes 91 s and 3.4 here: in transformers 4 experts are modules, and ZeRO-3
+  fetches the 18,432 linears one by one, three times a step. Its loop (`implementation: hf4`) takes 10.8 s without
+  packs, which are not served there; the rest would be 1.5 ms of the host for each fetch, which nothing tells.
 - **PEFT's LoRA on an L40S** is 46 to 69 % too slow: tensors of 840 tokens are 5 MiB, and that card's cache holds 96,
   where kernels are counted from memory. Full fine-tuning is 26 % too fast, which is not explained.
 - **Nemotron 3 Super in Automodel on 64 H100** is 35 % too slow: kernels alone take as long as the printed step, and 2.2

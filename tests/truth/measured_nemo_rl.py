@@ -1,4 +1,4 @@
-"""Rows of NeMo RL's performance summary: the recipe that a release has for a printed line, as a scenario.
+"""Rows of NeMo RL's performance summary, and of its article on 0.3: the recipe of a printed line, as a scenario.
 
 A line prints model, GPUs, layout, batches, the mean length of what was generated and the time of a whole step; all else
 is in the recipes of the release (`recipes/nemo_rl.jsonl`, made by `probe_nemo_recipes.py`), which the page says were
@@ -13,11 +13,14 @@ from functools import cache
 from pathlib import Path
 
 from measured_runs import COMMON, unsayable
-from source_row import Always, Block, Number, Unread, Words
+from source_row import Always, Block, Number, Prose, Unread, Words
 
 RECIPES = Path(__file__).resolve().parent / "recipes" / "nemo_rl.jsonl"
 TAGS = {"0.5": "v0.5.0", "0.6": "v0.6.0"}
 """Releases that have the page, and their tags; v0.7.0 and 7ea279ab repeat the lines of 0.6."""
+ARTICLE = ("v0.3.0", ("grpo_math_8B", "grpo_math_8B_megatron", "grpo_math_70B_megatron",
+                      "grpo_math_qwen30ba3b_megatron"))
+"""Tag of which the article's runs were, and the recipes that it names, or that have the layout it states."""
 MACHINES = {"n8g": "dgx-h100", "n4g": "gb200-nvl72"}
 """Machine by the mark of a recipe's name for the GPUs of a host."""
 AGENTS = "a step of agents that use tools: what they wait for is not stated"
@@ -32,6 +35,18 @@ VOCABULARY = COMMON | {
     "config": Block({
         "policy": Words(POLICIES), "max_seq_len": Number(), "generated": Number(), "generation_tp": Number(),
         "generation_pp": Always(1), "step": Unread("of which it is the mean", Always("5 steps"))})}
+
+
+BY_ARTICLE = COMMON | {
+    "model": Words({"Llama 3.1-8B Instruct": "meta-llama/Llama-3.1-8B-Instruct", "Qwen3 30B-A3B": "Qwen/Qwen3-30B-A3B",
+                    "Llama 3.1-70B Base": "meta-llama/Llama-3.1-70B", "Qwen3 32B": "Qwen/Qwen3-32B",
+                    "Llama 3.3-70B Instruct": "meta-llama/Llama-3.3-70B-Instruct"}),
+    "gpu_type": Words({"DGX-H100": "dgx-h100"}), "framework": Words({"NeMo RL 0.3": ARTICLE[0]}),
+    "task": Always("GRPO"), "precision": Always("BF16"),
+    "config": Block({"recipe": Words({name: name for name in ARTICLE[1]} | {None: None}), "lacking": Prose(),
+                     "step": Unread("of which it is the mean", Always("steps 22-29")),
+                     **{phase: Unread("a part of the step") for phase in ("training_s", "refit_s", "generation_s",
+                                                                          "logprobs_s")}})}
 
 
 @cache
@@ -60,6 +75,24 @@ def nemo_rl(run):
     return made | _shortened(made, run["seq_len"])
 
 
+def article(run):
+    """The recipe that the article ran, over the degrees that it prints."""
+    config = run["config"]
+    if config["recipe"] is None:
+        unsayable(config["lacking"])
+    recipe = recipes()[run["framework"], config["recipe"]]
+    if "reason" in recipe:
+        unsayable(f"the recipe {config['recipe']} of {run['framework']}: {recipe['reason']}")
+    made = json.loads(json.dumps(recipe["scenario"]))
+    degrees = {axis: run[axis] for axis in ("tp", "pp", "cp") if axis in made["mesh"] or run[axis] > 1}
+    made["mesh"] |= degrees | {"dp_shard": run["gpus"] // math.prod(degrees.values())}
+    made |= {"model": run["model"], "topology": run["gpu_type"]}
+    if run["ep"]:
+        made["mesh"]["ep"] = run["ep"]
+    made["training"]["global_batch_size"] = run["global_batch"]
+    return made | _shortened(made, run["seq_len"])
+
+
 def _expect_printed(run, made, name):
     """Unsayable if the recipe has not what is printed."""
     rl, mesh, config = made["rl"], made["mesh"], run["config"]
@@ -79,8 +112,8 @@ def _expect_printed(run, made, name):
 def _shortened(made, mean):
     """Blocks with sequences of the mean length, up to what context and tensor parallel ranks divide.
 
-    Packs (`sequence_packing`) have as many tokens as the recipe's batch of longest sequences. Engines decode as many
-    tokens: a scenario has no other key for the length of an answer than the longest.
+    Packs (`sequence_packing`) have as many tokens as the recipe's batch of longest sequences. Engines decode sequences
+    of that mean, up to the longest.
     """
     training, mesh, rl = made["training"], made["mesh"], made["rl"]
     cp, tp = mesh.get("cp") or 1, mesh.get("tp") or 1
@@ -90,8 +123,9 @@ def _shortened(made, mean):
     ranks = mesh["dp_shard"] * (mesh.get("dp_replicate") or 1)
     fit = _fitting(training.get("micro_batch_size", 1) * longest // length, training["global_batch_size"] // ranks)
     logged = _fitting(rl.get("logprob_batch_size", 1) * longest // length, rl["prompts"] * rl["generations"] // ranks)
-    return {"training": training | {"seq_len": length, "micro_batch_size": fit}, "rl": rl | {
-        "logprob_batch_size": logged}, "generation": made["generation"] | {"max_model_len": length}}
+    return {"training": training | {"seq_len": length, "micro_batch_size": fit},
+            "rl": rl | {"logprob_batch_size": logged, "mean_tokens": math.ceil(mean)},
+            "generation": {"max_model_len": longest} | made["generation"]}
 
 
 def _fitting(most, sequences):

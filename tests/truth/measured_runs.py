@@ -88,7 +88,7 @@ TUNED = ("mbridge-perf-summary", "simumax-b200", "torchtitan", "torchtitan-log",
 """Groups that are tables of performance. Of Bridge's verification cards those of benchmark recipes are tuned too."""
 UNTUNED = ("mbridge-card", "mbridge-skill", "mbridge-est", "automodel-blog", "automodel-docs", "torchtune", "ms-swift",
            "axolotl", "unsloth", "issues", "arctic-training", "peft", "llamafactory", "soup")
-OF_RL = ("nemo-rl-perf", "verl")
+OF_RL = ("nemo-rl-perf", "nemo-rl-article", "verl")
 """Groups whose steps generate too."""
 
 

@@ -3,6 +3,7 @@
     python tests/truth/probe_automodel_compiled.py CASE... > \\
         tests/truth/tape/automodel-compiled-0.7.0-torch-2.13.0.json
     python tests/truth/probe_automodel_compiled.py --draw SEED COUNT > cases.json   # random cases, not measured
+    python tests/truth/probe_automodel_compiled.py --wide SEED COUNT > cases.json   # also of sizes that are trained
 
 A case is a JSON object with `name` and the keys of `tape/README.md`; without cases those of
 `tape/cases-automodel-compiled.json`.
@@ -47,9 +48,28 @@ def drawn(rng: random.Random, number: int) -> dict[str, Any]:
     return case
 
 
+def widened(rng: random.Random, number: int) -> dict[str, Any]:
+    """A layer as `drawn` has it, half of them of sizes that are trained, some of those on one rank by transformers."""
+    case = drawn(rng, number)
+    fields = case["fields"]
+    if rng.random() < 0.5:
+        dim = rng.choice((64, 128))
+        heads = rng.choice((16, 32, 40, 64))
+        hidden = dim * heads
+        fields |= {"hidden_size": hidden, "num_attention_heads": heads, "head_dim": dim,
+                   "num_key_value_heads": heads // rng.choice((1, 4, 8)),
+                   "intermediate_size": 256 * rng.randint(hidden // 128, hidden // 64)}
+        ways = [tp for tp in (1, 1, 2, 4, 8) if fields["num_key_value_heads"] % tp == 0]
+        case |= {"seq": 512 * rng.randint(1, 16), "tp": rng.choice(ways)}
+    if case["tp"] == 1 and rng.random() < 0.4:
+        case |= {"hf": True, "family": rng.choice(("llama", "mistral", "qwen2", "qwen3"))}
+    return case
+
+
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--draw"]:
+    draws = {"--draw": drawn, "--wide": widened}
+    if sys.argv[1:2] and sys.argv[1] in draws:
         dice = random.Random(int(sys.argv[2]))
-        print("[\n" + ",\n".join(json.dumps(drawn(dice, n)) for n in range(int(sys.argv[3]))) + "\n]")
+        print("[\n" + ",\n".join(json.dumps(draws[sys.argv[1]](dice, n)) for n in range(int(sys.argv[3]))) + "\n]")
     else:
         logs.main(__file__, measured, CASES)

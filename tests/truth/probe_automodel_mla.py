@@ -115,19 +115,23 @@ def events(case: dict[str, Any]) -> dict[str, Any]:
     return {"case": case, **measured(case, block, fake)}
 
 
-def measured(case: dict[str, Any], block: Any, fake: FakeTensorMode) -> dict[str, list[int]]:
-    """Births and deaths of a block's forward and backward; the first of several outputs is the hidden state."""
+def measured(case: dict[str, Any], block: Any, fake: FakeTensorMode,
+             given: dict[str, Any] | None = None) -> dict[str, list[int]]:
+    """Births and deaths of a block's forward and backward; the first of several outputs is the hidden state.
+
+    `given`: what the block is given besides.
+    """
     tr, shape, seen = Tracker(), (case["batch"], case["seq"], SHAPE["hidden_size"]), []
     with fake, tr:
         run = checkpoint_wrapper(block, preserve_rng_state=False) if case.get("checkpoint") else block
         leaf = torch.empty((), dtype=torch.bfloat16, requires_grad=True)
         x = Around.apply(leaf, shape, seen, tr.events)
         table = torch.empty(*shape[:2], SHAPE["qk_rope_head_dim"] // 2, dtype=torch.complex64)
-        for known in (*block.parameters(), table):
+        for known in (*block.parameters(), table, *(given or {}).values()):
             tr.number_of(known)
         gc.collect()
         start, tr.phase = len(tr.events), "fwd"
-        out = run(x=x, freqs_cis=table)
+        out = run(x=x, freqs_cis=table, **given or {})
         out = out[0] if isinstance(out, tuple) else out
         middle = len(tr.events)
         del x

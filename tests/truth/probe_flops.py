@@ -24,6 +24,7 @@ from json_lines import by_name
 from nemo_automodel.components.utils.flops_utils import _nemotronh_mtp_flops, get_flops_formula_for_hf_config
 from oracle import titan  # noqa: F401 - torchtitan's Triton kernels are replaced
 from torchtitan.models.deepseek_v3 import DeepSeekV3Model, deepseekv3_args
+from torchtitan.models.gpt_oss import GptOssModel, gptoss_configs
 from torchtitan.models.llama3 import Transformer, llama3_args
 from torchtitan.models.qwen3 import Qwen3Model, qwen3_args
 
@@ -35,7 +36,8 @@ OF_TORCHTITAN = {
     "llama-3-8b": (Transformer, llama3_args["8B"]), "llama-3-70b": (Transformer, llama3_args["70B"]),
     "qwen3-8b": (Qwen3Model, qwen3_args["8B"]), "qwen3-30b-a3b": (Qwen3Model, qwen3_args["30B-A3B"]),
     "deepseek-v2-lite": (DeepSeekV3Model, deepseekv3_args["16B"]),
-    "deepseek-v3": (DeepSeekV3Model, deepseekv3_args["671B"])}
+    "deepseek-v3": (DeepSeekV3Model, deepseekv3_args["671B"]),
+    **{f"gpt-oss-{size}": (GptOssModel, gptoss_configs[size]) for size in ("20b", "120b")}}
 
 
 def torchtitan(model: type[torch.nn.Module], args: Any) -> float:

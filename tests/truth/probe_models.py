@@ -18,19 +18,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, Mistral4ForCausalLM
 
 HERE = Path(__file__).resolve().parent
 PRESETS = HERE.parents[1] / "simcore" / "models" / "presets"
 STORED = HERE / "models" / "transformers-5.23.0.json"
 OTHER_SIZES = HERE / "models" / "other-sizes.json"
 FIRST_LAYERS = 2
-SEVERAL = ("internvl", "llava")  # families with decoders and towers of several types
+SEVERAL = ("internvl", "llava", "mistral3")  # families with decoders and towers of several types
 REMOTE = ("bailing_moe", "nemotron-nas")  # transformers has no code for them
 TOWER_LAYER = re.compile(
     r"(?:vision_tower\.(?:encoder|transformer)\.layers?|visual\.blocks|audio_tower\.layers)\.(\d+)\.")
 # Words of a name -> component; the first that fits.
-WORDS = (("vision_tower", "vision_tower"), ("visual.merger", "projector"), ("deepstack", "projector"),
+WORDS = (("attn_hc", "residual_streams"), ("ffn_hc", "residual_streams"), ("hc_head", "residual_streams"),
+         ("vision_tower", "vision_tower"), ("visual.merger", "projector"), ("deepstack", "projector"),
          ("visual", "vision_tower"), ("multi_modal_projector", "projector"),
          ("embed_vision", "projector"), ("embed_audio", "projector"), ("audio_tower", "sound_tower"),
          ("embed_tokens_per_layer", "layer_inputs"), ("per_layer_model_projection", "layer_inputs"),
@@ -53,6 +54,8 @@ def built(fields: dict[str, Any]) -> Any:
             fields[part] = {key: value for key, value in fields[part].items() if key != "model_type"}
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
     with torch.device("meta"):
+        if config.model_type == "mistral4":  # not among those that `AutoModelForCausalLM` knows
+            return Mistral4ForCausalLM(config)
         return (AutoModelForImageTextToText if "vision_config" in fields else AutoModelForCausalLM).from_config(
             config)
 
@@ -74,7 +77,7 @@ def cut(fields: dict[str, Any], layers: int) -> dict[str, Any]:
     """The configuration with its first layers alone."""
     if "text_config" in fields:
         return {**fields, "text_config": cut(fields["text_config"], layers)}
-    kinds = ("hybrid_override_pattern", "layer_types", "layers_block_type")
+    kinds = ("hybrid_override_pattern", "layer_types", "layers_block_type", "mlp_layer_types")
     shared = {"num_kv_shared_layers": layers // 2} if fields.get("num_kv_shared_layers") else {}
     return {**fields, "num_hidden_layers": layers} | {k: fields[k][:layers] for k in kinds if fields.get(k)} | shared
 

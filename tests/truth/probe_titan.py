@@ -48,10 +48,10 @@ def as_fsdp_s(info: dict[str, Any], hook: str) -> None:
 
 def sections(case: dict[str, Any]) -> dict[str, Any]:
     """Signed bytes of every section, bytes born by category, and the shapes at rest."""
-    from oracle import titan
+    from oracle import titan, titan_oss
     from oracle.steps.log import Replay
 
-    tracker, shapes = titan.logged(case)
+    tracker, shapes = (titan_oss if titan_oss.is_oss(case) else titan).logged(case)
     starts = [place for place, label in tracker.markers if label == "fwd:begin"]
     ends = [place for place, label in tracker.markers if label == "bwd:end"]
     marks = [(place, label) for place, label in tracker.markers if starts[-1] <= place]

@@ -22,6 +22,7 @@ from oracle import logs
 from oracle.qlora import Autocast
 from oracle.steps import delta
 from oracle.steps.tracker import Tracker
+from torch.utils.checkpoint import checkpoint
 
 delta.put_in_place()  # the decoder of Qwen 3.5, of which nothing is told
 
@@ -49,13 +50,30 @@ def as_on_cuda() -> None:
     torch.is_autocast_enabled = lambda device="cpu": asked("cpu")
 
 
+def only_trained(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """LLaMA-Factory's checkpoint of a layer, of one with a trained parameter alone.
+
+    ff6d4d12 `model/model_utils/checkpointing.py`, get_custom_gradient_checkpointing_func: it asks for a gradient of the
+    layer's first input besides.
+    """
+    layer = func.args[0]  # transformers 5.23 modeling_layers.py: partial(forward, layer); a bound method before
+    if not any(parameter.requires_grad for parameter in layer.parameters()):
+        return func(*args, **kwargs)
+    next(x for x in args if isinstance(x, torch.Tensor) and x.is_floating_point()).requires_grad_(True)
+    return checkpoint(func, *args, use_reentrant=False, **kwargs)
+
+
 def built(case: dict[str, Any]) -> Any:
     """The model as PEFT adapts it, inside transformers' checkpoints if the case asks for them."""
     torch.manual_seed(0)
     model = FAMILIES[case["fields"]["model_type"]].built(case).to(torch.bfloat16)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not name.startswith(tuple(case["frozen"])))
+    if case.get("only_trained"):
+        model._set_gradient_checkpointing(enable=True, gradient_checkpointing_func=only_trained)
     adapted = model if case.get("full") else peft.get_peft_model(model, peft.LoraConfig(
         r=8, lora_alpha=16, target_modules=PATTERN))
-    if case.get("recompute"):
+    if case.get("recompute") and not case.get("only_trained"):
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return adapted.train()
 
@@ -121,7 +139,11 @@ def cases() -> list[dict[str, Any]]:
     found = [row | {"name": f"{row['name']}{', replayed' * replayed}", "autocast": True, "recompute": replayed}
              for row in rows if "frozen-" not in row["name"] and not row["name"].startswith("qwen2.5-vl-e")
              for replayed in (False, True)]
-    return [*found, *(row | {"name": f"{row['name']}, full", "full": True, "frozen": []}
+    alone = [row | {"name": f"{row['name']}, of trained layers{', full' * full}", "only_trained": True,
+                    **({"full": True} if full else {})}
+             for row in found for full in (False, True) if row["recompute"] and "-b2" not in row["name"]
+             and row["name"].startswith(("qwen2.5-vl", *("gemma3", "mistral3", "qwen2-vl") * full))]
+    return [*found, *alone, *(row | {"name": f"{row['name']}, full", "full": True, "frozen": []}
                       for row in found if row["name"].startswith("qwen3.5"))]
 
 

@@ -44,6 +44,7 @@ TARGETS = (
     Target("placement/fresh-megatron-core-0.16.1.json", "megatron", "placement/cases.json", ("megatron",)),
     Target("fsdp2/fresh-torch-2.13.0.json", "fsdp2", "fsdp2/cases.json"),
     Target("fsdp2/drawn-torch-2.13.0.json", "drawn_fsdp2", "fsdp2/drawn-cases.json"),
+    Target("fsdp2/drawn-embedding-torch-2.13.0.json", "drawn_fsdp2"),
     Target("fsdp2/families-torch-2.13.0.json", "fsdp2"),
     Target("placement/automodel-0.7.0.json", "automodel"),
     Target("placement/automodel-pp-0.7.0.json", "automodel"),

@@ -6,6 +6,7 @@ import pytest
 
 from simcore.inputs.generation import Generation
 from simcore.models.graph import architecture_of, model_config
+from simcore.vllm.answers import alike
 from simcore.vllm.decode import bytes_read
 from simcore.vllm.drafter import Drafter, drafter_of
 from simcore.vllm.engine import Engine, Limits
@@ -70,7 +71,8 @@ def test_a_pass_reads_the_module_for_each_draft_and_goes_on_by_what_is_accepted(
 def test_collectives_of_drafts() -> None:
     """Logits of 1 + 3 rows of a sequence in a pass, and of a row for each draft; fewer passes where some are kept."""
     rows = padded_rows(131072) * 2
-    made = {accepted: [one for one in calls(engine(3, accepted), [2], 1000) if one.collective == "all_gather"]
+    rounds = alike([2], 1000, 4096)
+    made = {accepted: [one for one in calls(engine(3, accepted), rounds, 1000) if one.collective == "all_gather"]
             for accepted in (0.0, 1.0)}
     steps = 4096 - 1000 - 1
     for accepted, found in made.items():
@@ -78,7 +80,7 @@ def test_collectives_of_drafts() -> None:
         verified = [one.num_calls for one in found if one.num_bytes == 2 * 4 * rows]
         drafted = sum(one.num_calls for one in found if one.num_bytes == 2 * rows)
         assert (verified, drafted) == ([times], 3 * times + 2), "and those of the prompts' last pass, of both"
-    assert len(calls(engine(), [2], 1000)) < len(calls(engine(3), [2], 1000))
+    assert len(calls(engine(), rounds, 1000)) < len(calls(engine(3), rounds, 1000))
 
 
 def test_other_models_have_no_module_that_is_described() -> None:

@@ -72,7 +72,7 @@ _COLUMNS = (
 def _decoding(serving: Serving) -> Iterator[RenderableType]:
     if not serving.decode:
         return
-    table = plain_table("decoding (a bound from bytes)", "context", "read by a rank", "a token", "tokens/s")
+    table = plain_table("decoding (without collectives)", "context", "read by a rank", "a token", "tokens/s")
     for decode in serving.decode:
         table.add_row(f"{decode.sequences:,} sequences", f"{decode.context_tokens:,}", format_bytes(decode.bytes_read),
                       format_seconds(decode.seconds), f"{decode.tokens_per_s:,.0f}")

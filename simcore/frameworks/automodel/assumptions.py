@@ -89,7 +89,7 @@ def assumptions(job: Draft, options: dict[str, object], *, has_liger: bool,
                  *([] if options.get("attn") == "sdpa" else [_LATENT]),
                  *([_FAKE_GATE if is_forced(options) else _BALANCED] if job.has_experts else [])]
     elif job.graph.architecture.family in SPARSE and job.graph.implementation != "hf":
-        made += [_LATENT, *([_FAKE_GATE] if is_forced(options) else [])]
+        made += [_LATENT] * (options.get("attn", "te") == "te") + [_FAKE_GATE] * is_forced(options)
     made += [] if is_forced(options) else hot_ranks_assumption(job)
     if job.mesh.tp == 1:
         return tuple(made)

@@ -12,19 +12,25 @@ attention (`components/distributed/pipelining/hf_utils.py`, _build_or_reuse_pp_c
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final, Literal, cast
 
 from simcore.frameworks.common.kernels import torch_libraries
 from simcore.models.blocks import LatentAttention, Mixer
 from simcore.operators.automodel.dense import DENSE
+from simcore.operators.automodel.options import AutomodelOptions
 from simcore.placement.job import Draft
 
-__all__ = ["ATTENTIONS", "ATTENTION_OPTION", "attention_library", "attention_of", "packed_assumptions",
-           "rings_by_te", "rope_of", "runs_flex", "te_calls"]
+__all__ = ["ATTENTIONS", "ATTENTION_OPTION", "BACKENDS", "CHOOSING", "attention_library", "attention_of",
+           "packed_assumptions", "rings_by_te", "rope_of", "runs_flex", "te_calls", "with_backend"]
 
 Asked = Literal["sdpa", "eager", "flash_attention_2"]
 ATTENTION_OPTION: Final = "attn_implementation"
 ATTENTIONS: Final = (None, "eager", "sdpa", "flash_attention_2")
+CHOOSING: Final = ("tilelang",)
+"""Values of attn whose kernels read the keys alone that an indexer has chosen."""
+BACKENDS: Final = ("te", "sdpa", "flex", *CHOOSING)
+_KERNEL_SIZES: Final = (512, 64)
 _AT: Final = f"framework_options.{ATTENTION_OPTION}"
 
 
@@ -62,6 +68,12 @@ def attention_of(job: Draft, options: dict[str, object]) -> Asked:
     return cast(Asked, given)
 
 
+def with_backend(job: Draft, options: dict[str, object], layers: AutomodelOptions) -> AutomodelOptions:
+    """Returns options of layers as BackendConfig.attn says."""
+    given = options.get("attn")
+    return replace(layers, sdpa=given == "sdpa", sparse=given in CHOOSING)
+
+
 def rope_of(job: Draft, options: dict[str, object]) -> Literal["torch", "quack"]:
     """Returns the kernel that rotates queries and keys of Automodel's Llama and Qwen2.
 
@@ -91,28 +103,44 @@ def attention_library(job: Draft, options: dict[str, object]) -> str:
         job.refuse_idle(options, "sdpa_backend", f"with attention by {backend}")
     if backend == "flex":
         return "attention_flash2"
-    return "attention" if backend == "te" else torch_libraries(job, options).attention
+    return "attention" if backend in ("te", *CHOOSING) else torch_libraries(job, options).attention
 
 
 def _check_indexer(job: Draft, options: dict[str, object]) -> None:
     """Refuses what is not modelled of layers whose indexer chooses keys (DeepSeek-V3.2, GLM-5).
 
-    IllegalLayout for ranks that share sequences, NotYet for the rest.
+    IllegalLayout for what their code refuses, NotYet for the rest.
     """
-    if not any(isinstance(block, LatentAttention) and block.indexer for block in _mixers(job)):
-        return
+    found = [block for block in _mixers(job) if isinstance(block, LatentAttention) and block.indexer]
     at, source = "0.7.0 models/{deepseek_v32,glm_moe_dsa}/layers.py", options.get("attn", "te")
+    if source in CHOOSING:
+        _check_kernels(job, found, str(source))
+        return
+    if not found:
+        return
     if job.mesh.cp > 1 and source == "sdpa":
         raise job.illegal("mesh.cp", "GLM DSA context parallelism is implemented only for backend.attn in "
                           "{'tilelang', 'cudnn'}", f"{at}; DeepSeek-V3.2 supports none")
     if source != "sdpa":
-        raise job.not_yet("framework_options.attn", f"attention by {source} behind an indexer of keys (served: sdpa): "
-                          "which of TransformerEngine's ways takes the mask of chosen keys is not known")
+        raise job.not_yet("framework_options.attn", f"attention by {source} behind an indexer of keys (served: sdpa, "
+                          "and of GLM-5 tilelang): which of TransformerEngine's ways takes the mask of chosen keys is "
+                          "not known")
     if job.scenario.training.lengths == "packed":
-        raise job.not_yet("training.lengths", "packed sequences behind an indexer of keys")
-    if any(".indexer." in spec.name and spec.module == "adapter" for specs in job.graph.tensors for spec in specs):
-        raise job.not_yet("training.lora.target_modules", "adapters of an indexer of keys, which get no gradient (name "
-                          "the modules, or exclude *indexer*)")
+        raise job.not_yet("training.lengths", "packed sequences behind an indexer of keys, by sdpa")
+
+
+def _check_kernels(job: Draft, found: list[LatentAttention], source: str) -> None:
+    """Refuses kernels that read chosen keys alone in other layers than GLM-5's, and of whole rows."""
+    at = "0.7.0 models/glm_moe_dsa/layers.py GlmMoeDsaIndexer.forward"
+    if job.graph.architecture.family != "glm_moe_dsa":
+        raise job.illegal("framework_options.attn", f"Unsupported attention implementation: {source}",
+                          "0.7.0 components/attention/utils.py initialize_attn_module_and_func")
+    if job.scenario.training.lengths != "packed":
+        raise job.illegal("training.lengths", f"{source} DSA indexer requires THD/packed sequences (qkv_format='thd'): "
+                          "use backend.attn in {te, sdpa}", at)
+    if any((block.kv_rank, block.rope) != _KERNEL_SIZES for block in found):
+        raise job.illegal("model", f"kv_lora_rank and qk_rope_head_dim must be {_KERNEL_SIZES} with attn {source}",
+                          "0.7.0 models/glm_moe_dsa/kernels/tilelang_sparse_mla_fwd.py sparse_mla_fwd_interface")
 
 
 def _mixers(job: Draft) -> list[Mixer]:
@@ -131,6 +159,8 @@ def rings_by_te(job: Draft, options: dict[str, object]) -> bool:
     False without cp, and for torch's ring, which takes SDPA's place (0.7.0 `components/distributed/context_parallel/
     utils.py`, create_context_parallel_ctx).
     """
+    if options.get("attn") in CHOOSING:  # keys are gathered before attention runs
+        return False
     by_sdpa = job.graph.architecture.decoder in DENSE or options.get("attn") == "sdpa"
     return job.mesh.cp > 1 and (job.scenario.training.lengths == "packed" or not by_sdpa)
 
@@ -153,10 +183,17 @@ def runs_flex(job: Draft, options: dict[str, object]) -> bool:
     return given != "te"
 
 
+_READ: Final = ("framework_options.attn", "kernels that read chosen keys alone: sizes are those of what their wrappers "
+                "allocate, which were read, not run; their time is that of TransformerEngine's attention", "assumed",
+                "0.7.0 components/models/glm_moe_dsa/{optimized_kernels.py,kernels}")
+
+
 def packed_assumptions(job: Draft) -> list[tuple[str, str, str, str]]:
     """Returns what the report says about packed sequences in Automodel's own layers, as (key, value, kind, source)."""
     if job.graph.implementation != "automodel" or job.scenario.training.lengths != "packed":
         return []
+    if job.scenario.framework_options.get("attn") in CHOOSING:
+        return [_READ]
     thd = ("training.lengths", "attention by TE, in its layout thd", "assumed", "0.7.0 components/attention/utils.py: "
            "backend.attn te; SDPA would need a mask for each pair of positions")
     ring = ("mesh.cp", "keys and values of packs go round the ring whole, as those of whole rows do", "assumed",

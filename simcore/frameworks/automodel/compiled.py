@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from simcore.frameworks.automodel.attention import ATTENTION_OPTION
+from simcore.frameworks.automodel.norms import NORM_NAME
 from simcore.frameworks.automodel.tensor_parallel import turns_adapters_from
 from simcore.frameworks.common.liger import LIGER_OPTION
 from simcore.models.blocks import Attention
@@ -44,13 +45,15 @@ def _not_measured(job: Job) -> str:
     """Part of the job that was not measured compiled, in words; "" if there is none."""
     training, mesh, options = job.scenario.training, job.mesh, job.scenario.framework_options
     family, lora = job.graph.architecture.family, job.scenario.training.lora
-    alone = mesh.dp_shard * mesh.dp_replicate * mesh.cp * mesh.tp == 1
+    window, alone = _window(job), mesh.dp_shard * mesh.dp_replicate * mesh.cp * mesh.tp == 1
     return next((what for said, what in (
         (family not in _SERVED.get(job.graph.implementation, ()),
          f"of {family} by the layers of {job.graph.implementation} (served: Automodel's own of {', '.join(DENSE)}, and "
          f"transformers' of {', '.join(_SERVED['hf'])})"),
         (job.graph.implementation == "hf" and mesh.tp > 1, "of transformers over tp"),
-        (_has_window(job) or options.get("sdpa_backend") == "math", "whose attention takes a mask, or has no kernel"),
+        (window > 0, f"whose attention sees a window (sliding_window {window}), told by a mask where seq_len, "
+                     f"{training.seq_len}, reaches it"),
+        (options.get("sdpa_backend") == "math", "whose attention has no kernel (sdpa_backend: math)"),
         (job.graph.implementation == "hf" and options.get(LIGER_OPTION) is not False,
          f"with Liger's kernels (served: {LIGER_OPTION}: false)"),
         (job.scenario.framework_version not in ("auto", "0.7.0"), f"under automodel {job.scenario.framework_version}"),
@@ -64,6 +67,7 @@ def _not_measured(job: Job) -> str:
         (options.get(ATTENTION_OPTION) not in (None, "sdpa"),
          f"with {ATTENTION_OPTION}: {options.get(ATTENTION_OPTION)}"),
         (options.get("backend.rope") == "quack", "with backend.rope: quack"),
+        (options.get(NORM_NAME) not in (None, "torch_fp32"), f"with {NORM_NAME}: {options.get(NORM_NAME)}"),
         (bool(training.frozen), "with frozen parameters"),
         (_turns(job), "where DTensor exchanges A of a row-split adapter rather than gather low-rank gradients (torch "
                       "2.13 distributed/tensor/_collective_utils.py redistribute_cost)"),
@@ -81,10 +85,10 @@ def _turns(job: Job) -> bool:
     return bool(limit) and max(sizes, default=0) > limit
 
 
-def _has_window(job: Job) -> bool:
-    """True if a layer sees less than a sequence, which SDPA is told by a mask."""
-    return any(isinstance(branch.block, Attention) and 0 < branch.block.window <= job.scenario.training.seq_len
-               for kind in job.graph.kinds for branch in kind.branches)
+def _window(job: Job) -> int:
+    """Returns the smallest window of attention that a sequence fills, which SDPA is told by a mask; 0 without one."""
+    return min((branch.block.window for kind in job.graph.kinds for branch in kind.branches if isinstance(
+        branch.block, Attention) and 0 < branch.block.window <= job.scenario.training.seq_len), default=0)
 
 
 def compile_assumptions(job: Job) -> tuple[tuple[str, str, str, str], ...]:
@@ -92,6 +96,7 @@ def compile_assumptions(job: Job) -> tuple[tuple[str, str, str, str], ...]:
     if not runs_compiled(job):
         return ()
     return ((_AT, "each decoder layer is one graph: Inductor's buffers as its CPU backend makes them, sums over ranks "
-             "inside; norms of Automodel's Llama and Qwen2 are not fused; the first step also compiles, which is not "
-             "timed", "assumed", "torch 2.13 Inductor and nemo-automodel 0.7.0 were measured on a CPU "
+             "inside; norms of Automodel's Llama and Qwen2 are not fused; backward in the order of its graph, of four "
+             "that Inductor chooses from; the first step also compiles, which is not timed", "assumed",
+             "torch 2.13 Inductor and nemo-automodel 0.7.0 were measured on a CPU "
              "(tests/truth/probe_automodel_compiled.py)"),)

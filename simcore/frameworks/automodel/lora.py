@@ -73,7 +73,8 @@ def adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoice) -
             made = [*([_magnitude(spec)] * lora.use_dora),
                     *_pair(spec, lora.rank, plain=lora.release == NEMO_RL and kind.block is None)]
             tied = spec.tied and isinstance(kind.block, Mtp)
-            found += [replace(one, tied=tied, trainable=not spec.rests, rests=spec.rests) for one in made]
+            trains = spec.trainable and not spec.rests  # no gradient comes out of an indexer of keys
+            found += [replace(one, tied=tied, trainable=trains, rests=spec.rests) for one in made]
         elif spec in grouped[:1]:
             _refuse_dora_of_experts(lora)
             found += _expert_adapters(grouped, _rank_of_experts(kind, lora))

@@ -39,11 +39,13 @@ them cut again.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from simcore.frameworks.automodel.families import REGISTERED
 from simcore.frameworks.common.expert_modules import HUB
+from simcore.frameworks.common.kernels import NORM_AND_PRODUCT
 from simcore.frameworks.common.liger import LIGER_FAMILIES, LIGER_OPTION, has_liger
 from simcore.frameworks.common.torch import offloaded_together
 from simcore.models.blocks import Attention, Moe
@@ -52,9 +54,9 @@ from simcore.operators.automodel.options import RELEASE_0_7_0
 from simcore.operators.hf.options import HfOptions
 from simcore.placement.job import Draft, Job
 
-__all__ = ["EVERY", "NEMO_RL", "OLDER", "casts_outputs", "check_policies", "hub_options",
-           "is_older", "loss_by_default", "offload_parts", "patched_by_liger", "policy_assumptions", "rests_on_host",
-           "stored_by_default", "ties_again", "trains_policies", "unreplayed"]
+__all__ = ["EVERY", "NEMO_RL", "OLDER", "POLICY_OPTIONS", "casts_outputs", "check_policies", "grad_passes",
+           "hub_options", "is_older", "loss_by_default", "offload_parts", "patched_by_liger", "policy_assumptions",
+           "rests_on_host", "stored_by_default", "ties_again", "trains_policies", "unreplayed"]
 
 NEMO_RL: Final = "NeMo RL 7ea279ab"
 OLDER: Final = "NeMo RL 7ea279ab, _v2 false"
@@ -63,6 +65,9 @@ _SETUP: Final = "NeMo RL 7ea279ab models/automodel/setup.py"
 _PIN: Final = "Automodel 24b47e856 distributed/parallelizer.py"
 EVERY: Final = "NeMo RL 7ea279ab models/automodel/train.py: no microbatch sets gradients to wait"
 """Source of the default of defer_fsdp_grad_sync."""
+_CLIPS: Final = "clip_grad_norm"
+POLICY_OPTIONS: Final = {_CLIPS: (True, False)}
+"""Options that workers of NeMo RL alone have other values of."""
 _ASSUMED: Final = [
     ("torch.autocast", "casts nothing beside parameters that FSDP2 gathers in 16 bits", "assumed",
      "NeMo RL 7ea279ab models/policy/workers/dtensor_policy_worker_v2.py get_train_context")]
@@ -88,6 +93,20 @@ def casts_outputs(job: Job) -> bool:
 def ties_again(job: Job) -> bool:
     """True if a tied head is cut over tp, see [Note: tied again]."""
     return trains_policies(job) and job.mesh.tp > 1 and job.graph.has_tied_head
+
+
+def grad_passes(job: Draft, options: Mapping[str, Any]) -> int:
+    """Returns the times that gradients are read or written before the optimizer's step, see `KernelLibraries`.
+
+    Without a limit workers of NeMo RL take no norm (Automodel 36044ad3d `components/training/utils.py`:288), the older
+    one takes it and multiplies nothing (`dtensor_policy_worker.py`:968). Automodel's recipes always have a limit.
+    """
+    if options.get(_CLIPS) is not False:
+        return NORM_AND_PRODUCT
+    if not trains_policies(job):
+        raise job.illegal(f"framework_options.{_CLIPS}", "gradients are clipped at 1.0 where no norm is given",
+                          "Automodel 36044ad3d recipes/llm/train_ft.py:596")
+    return 1 if is_older(job) else 0
 
 
 def policy_assumptions(job: Job) -> list[tuple[str, str, str, str]]:

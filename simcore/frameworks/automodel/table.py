@@ -23,12 +23,14 @@ from simcore.frameworks.automodel.assumptions import assumptions, is_forced
 from simcore.frameworks.automodel.attention import (
     ATTENTION_OPTION,
     ATTENTIONS,
+    BACKENDS,
     attention_library,
     attention_of,
     rings_by_te,
     rope_of,
     runs_flex,
     te_calls,
+    with_backend,
 )
 from simcore.frameworks.automodel.checks import QUANTISED, check
 from simcore.frameworks.automodel.compiled import COMPILE_OPTIONS, runs_compiled
@@ -36,6 +38,7 @@ from simcore.frameworks.automodel.families import BY_TRANSFORMERS, has_mixer, tr
 from simcore.frameworks.automodel.float8 import FLOAT8_OPTIONS, is_float8, runs_float8
 from simcore.frameworks.automodel.fused_adam import FUSED_ADAM_OPTIONS, kept_states, optimizer_of
 from simcore.frameworks.automodel.lora import EFFICIENT_OPTION, runs_by_operators
+from simcore.frameworks.automodel.norms import NORM_NAME, NORM_OPTIONS, with_norms
 from simcore.frameworks.automodel.pipeline import (
     STAGE_OPTIONS,
     deferred_reduction,
@@ -47,7 +50,9 @@ from simcore.frameworks.automodel.policies import (
     EVERY,
     NEMO_RL,
     OLDER,
+    POLICY_OPTIONS,
     casts_outputs,
+    grad_passes,
     hub_options,
     is_older,
     loss_by_default,
@@ -102,24 +107,20 @@ OPTIONS = {
     "reshard_after_forward": (None, True, False),
     "moe.reshard_after_forward": (None, True, False),
     "enable_fsdp2_prefetch": (True, False),
-    "fsdp2_forward_prefetch_depth": (0, int),
-    "fsdp2_backward_prefetch_depth": (0, int),
+    **dict.fromkeys(("fsdp2_forward_prefetch_depth", "fsdp2_backward_prefetch_depth"), (0, int)),
     "defer_fsdp_grad_sync": (True, False),
     "enable_fsdp_optimizations": (True, False),
     "dispatcher": ("deepep", "hybridep", "torch"),
-    "attn": ("te", "sdpa", "flex"),
+    "attn": BACKENDS,
     "backend.rope": ("torch", "quack"),
     ATTENTION_OPTION: ATTENTIONS,
     "sdpa_backend": SDPA_BACKENDS,
     "fake_balanced_gate": (True, False),
     "moe_rank_scaling": (True, False),
-    EFFICIENT_OPTION: (True, False),
-    LIGER_OPTION: (True, False),
+    EFFICIENT_OPTION: (True, False), LIGER_OPTION: (True, False),
     STORAGE_OPTION: STORAGES,
-    **STAGE_OPTIONS, **COMPILE_OPTIONS,
-    **FP8_OPTIONS,
-    **FLOAT8_OPTIONS,
-    **FUSED_ADAM_OPTIONS,
+    **STAGE_OPTIONS, **COMPILE_OPTIONS, **NORM_OPTIONS, **FP8_OPTIONS, **FLOAT8_OPTIONS, **FUSED_ADAM_OPTIONS,
+    **POLICY_OPTIONS,
 }
 
 
@@ -158,7 +159,7 @@ def table(job: Draft) -> Framework:
         libraries=KernelLibraries(dispatcher=_dispatcher(job, options).replace("torch", "nccl"),
                             attention=attention_library(job, options), te_calls=te_calls(job, options),
                             beside_exchanges=("shared_experts",) * (version in _BESIDE),
-                            beside_attention=rings_by_te(job, options), clips=True),
+                            beside_attention=rings_by_te(job, options), grad_passes=grad_passes(job, options)),
         assumptions=assumptions(job, options, is_read=version in _BESIDE, has_liger=job.graph.implementation == "hf" and
                                 patched_by_liger(job, options)),
     )
@@ -195,14 +196,13 @@ def _layer_options(job: Draft, options: dict[str, object], version: str) -> Impl
     if job.graph.implementation != "hf":
         job.refuse_idle(options, LIGER_OPTION, "in Automodel's own layers")
         made, seen = _chosen(job, options, _LAYERS[version]), job.graph.architecture.has_tower
-        return replace(made, masks_padding=seen, pixels="bf16" if seen else "fp32", sdpa=options.get("attn") == "sdpa",
-                       trains_stem=trains_stem(job.graph),
+        return replace(made, masks_padding=seen, pixels="bf16" if seen else "fp32", trains_stem=trains_stem(job.graph),
                        fp32_unit=version not in _ONE_TYPE and is_sharded(job), attends=has_mixer(job.graph, Attention),
                        recurs=has_mixer(job.graph, GatedDeltaNet), keeps_logits=made.keeps_logits or seen)  # held
-    job.refuse_idle(options, "fake_balanced_gate", "in transformers' layers")
+    for name in ("fake_balanced_gate", NORM_NAME):
+        job.refuse_idle(options, name, "in transformers' layers")
     rope_of(job, options)
-    # 0.7.0 recipes/vlm/finetune.py has no `del out`, as train_ft.py has; a schedule keeps what stages return.
-    sees = job.graph.architecture.has_tower
+    sees = job.graph.architecture.has_tower  # 0.7.0 recipes/vlm/finetune.py has no `del out`; schedules keep outputs
     # 0.7.0 datasets/vlm/collate_fns.py: default_collate_fn casts images, that of Qwen 2.5 VL's processor does not.
     pixels = "fp32" if job.graph.architecture.family == "qwen2_5_vl" else "bf16"
     wide, native = casts_outputs(job) and is_sharded(job), trains_policies(job) or not is_sharded(job)
@@ -223,7 +223,7 @@ def _chosen(job: Draft, options: dict[str, object], version: AutomodelOptions) -
     if not job.has_experts:
         job.refuse_idle(options, "fake_balanced_gate", "in a model without experts")
     eager = attention_of(job, options) == "eager"
-    layers = with_fp8(job, options, version)
+    layers = with_norms(job, options, with_backend(job, options, with_fp8(job, options, version)))
     return replace(layers, attn_implementation="eager" if eager else "sdpa", rope=rope_of(job, options),
                    turns_adapters_from=turns_adapters_from(job), flex=runs_flex(job, options),
                    keeps_logits=version.keeps_logits or job.mesh.pp > 1, compiled=runs_compiled(job),

@@ -136,9 +136,11 @@ class _Maker:
         out = [self._unit("root", frozen, stage[0], end, reshard=False, is_root=True) if frozen else
                Unit("", (), stage[0], end, "dp_shard_cp", is_root=True, reshard_after_forward=False)]
         if self.at_rest and kinds[stage[0]] == "embedding":
-            tower = self._unit("model.visual", [stage[0]], stage[0], end, reshard=False, choose=self._rests)
-            out = [replace(tower, name="root", is_root=True)] if self._leaves_tower() else [*out, replace(
-                tower, rests=True)]
+            towers = [self._unit(path, [stage[0]], stage[0], end, reshard=False, choose=lambda t, path=path:
+                                 t.name.startswith(f"{path}.")) for path in self._modules_at_rest()]  # type: ignore[misc]
+            whole = self._unit("root", [stage[0]], stage[0], end, reshard=False, choose=self._rests)
+            out = [replace(whole, is_root=True)] if self._leaves_tower() else [*out, *(
+                replace(tower, rests=True) for tower in towers)]
         if norms:
             out.append(self._unit(text, norms, stage[0], norms[-1], reshard=reshard))
         if kinds[stage[0]] == "embedding":
@@ -149,6 +151,10 @@ class _Maker:
         out += [self._unit("lm_head", [layer], layer, self._last_use(stage, layer), reshard=reshard) for layer in stage
                 if kinds[layer] == "head"]
         return [unit for unit in out if unit.members or unit.is_root]
+
+    def _modules_at_rest(self) -> tuple[str, ...]:
+        """Paths of the modules of a resting tower: the tower, and the projector where it is beside it."""
+        return tuple(dict.fromkeys(".".join(path.split(".")[:2]) for path in self.at_rest))
 
     def _rests(self, spec: TensorSpec) -> bool:
         return spec.rests

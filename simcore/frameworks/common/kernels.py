@@ -9,7 +9,7 @@ from simcore.models.blocks import Attention, LatentAttention
 from simcore.placement.job import Draft, Job
 from simcore.placement.libraries import KernelLibraries
 
-__all__ = ["FUSED", "SDPA_BACKENDS", "runs_math", "torch_libraries"]
+__all__ = ["FUSED", "NORM_AND_PRODUCT", "SDPA_BACKENDS", "runs_math", "torch_libraries"]
 
 FUSED: Final = 0.315
 """Share of the bytes of an eager layer's pointwise kernels that a compiled one moves, for layers that are compiled and
@@ -27,6 +27,8 @@ _CLIPPED: Final = ("hf", "hf4", "hub", "torchtitan")
 """Implementations whose trainers clip gradients unless told otherwise: transformers 5.23 (`training_args.py`,
 max_grad_norm 1.0) and torchtitan (b5bcd76c `distributed/utils.py`, clip_grad_norm_; max_norm 1.0), both at infinity
 too. Composer and KempnerForge clip where their files say so: not timed."""
+NORM_AND_PRODUCT: Final = 3
+"""Passes over gradients that are clipped: their norm reads them, a product reads and writes them."""
 _WIDEST: Final = 256
 _FILE: Final = "torch 2.13 ATen/native/transformers/cuda/sdp_utils.cpp"
 _RULE: Final = (f"{_FILE}, check_prefer_cudnn_attention: on compute capability 9.0 and 10.0 with cuDNN 9.15.1 or "
@@ -43,7 +45,7 @@ def torch_libraries(job: Draft, options: Mapping[str, Any]) -> KernelLibraries:
     as_eager = options.get("compile") is True and job.graph.implementation != "torchtitan"
     return KernelLibraries(attention=_attention(job, options), eager=not compiled, fused=FUSED if as_eager else 1.0,
                            pipelined=job.mesh.tp if options.get("async_tp") else 0,
-                           clips=job.graph.implementation in _CLIPPED)
+                           grad_passes=NORM_AND_PRODUCT * (job.graph.implementation in _CLIPPED))
 
 
 def _attention(job: Draft, options: Mapping[str, Any]) -> str:

@@ -120,16 +120,16 @@ def optimizer_sizes(plan: Plan) -> OptimizerSizes:
     flops = 12 * sum(count * sum(p.local for p in per_kind[kind]) for kind, count in plan.kind_counts)
     return OptimizerSizes(held, flops, moved, sum(count * _newton_schulz_flops(p) for p, count in matrices),
                           sum(count * sum(_clipped(p) for p in per_kind[kind]) for kind, count in plan.kind_counts)
-                          * plan.framework.libraries.clips)
+                          * plan.framework.libraries.grad_passes)
 
 
 def _clipped(placed: Placed) -> int:
-    """Bytes of a gradient's norm, which reads it, and of its product, which reads and writes it.
+    """Bytes of one pass over a gradient, which its norm makes once and its product twice.
 
     torch 2.13 `nn/utils/clip_grad.py`: _get_total_norm by _foreach_norm, _clip_grads_with_norm_ by _foreach_mul_,
     which multiplies whatever the norm is.
     """
-    return 3 * placed.local * dtype_bytes(placed.policy.grad.dtype)
+    return placed.local * dtype_bytes(placed.policy.grad.dtype)
 
 
 def _root_bytes(placed: Placed) -> int:

@@ -15,30 +15,34 @@ from simcore.frameworks.common.qlora import EXPERTS_OPTION, STORAGE_OPTION, STOR
 from simcore.frameworks.common.torch import Defaults, all_or_no_checkpoint, check_optimizer_in_backward
 from simcore.frameworks.common.trainer import Trainer
 from simcore.inputs.training import Draws
-from simcore.models.blocks import Attention, GatedDeltaNet, Mamba2
+from simcore.models.blocks import Attention, GatedDeltaNet, LatentAttention, Mamba2, Moe
 from simcore.models.class_blocks import ClassPatches, ScaledPatches
-from simcore.models.vision_blocks import GridPatches, Patches, RowPatches
+from simcore.models.vision_blocks import GridLayer, GridPatches, Patches, RowPatches
 from simcore.operators.hf.options import AttentionImplementation, HfOptions
 from simcore.placement.job import Draft, Job
 
-__all__ = ["DEFAULTS", "DISPATCHED", "LAYER_OPTIONS", "NO_CAPACITY", "OPTIONS", "TRAINER", "VLLM_FLASH_ATTN3",
-           "asks_patches", "check", "check_factors", "check_layers", "dense_options_of", "options_of", "replayed",
-           "stored_as"]
+__all__ = ["DEFAULTS", "DISPATCHED", "FROZEN_OPTION", "LAYER_OPTIONS", "NO_CAPACITY", "OPTIONS", "TRAINER",
+           "VLLM_FLASH_ATTN3", "asks_patches", "check", "check_factors", "check_layers", "dense_options_of",
+           "options_of", "replayed", "stored_as"]
 
 NO_CAPACITY: Final = "transformers 5.23 integrations/moe.py: tokens are never dropped"
 """The rule by which experts have no capacity."""
 DISPATCHED: Final = "ep_dispatch_experts"
 """Value of `experts`: transformers' own exchange of rows between ranks, by the name of its style."""
 VLLM_FLASH_ATTN3: Final = "kernels-community/vllm-flash-attn3"
+FROZEN_OPTION: Final = "checkpoint_frozen_layers"
+"""False where a layer without a trained parameter is not recomputed, and only adapters ask for a gradient of a tower's
+front: LLaMA-Factory ff6d4d12 `model/model_utils/checkpointing.py`, get_custom_gradient_checkpointing_func."""
 LAYER_OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "attn_implementation": (None, "eager", "sdpa", "flash_attention_2"),
     "experts_implementation": (None, "grouped_mm"),
     "sdpa_backend": (None, *SDPA_BACKENDS),
     LIGER_OPTION: (True, False),
+    FROZEN_OPTION: (True, False),
 }
 """Options of transformers' layers that every framework around them takes."""
 OPTIONS: dict[str, tuple[Any, ...]] = {
-    "wrap": ("layers_root", "separate_embedding_head", "embedding_tail"),
+    "wrap": ("layers_root", "separate_embedding_head", "embedding_tail", "separate_embedding"),
     "reshard_after_forward": (None, True, False, int),
     "set_last_reshard": (None, True, False),
     "sync_gradients": ("last", "every"),
@@ -159,11 +163,14 @@ def replayed(job: Job) -> bool:
     return job.scenario.training.method != "full" and all_or_no_checkpoint(job) != "none"
 
 
-def asks_patches(job: Job) -> bool:
+def asks_patches(job: Job, options: dict[str, Any]) -> bool:
     """True if transformers' checkpoints ask for a gradient of what the front of a vision tower puts out.
 
-    [Note: a tower whose front takes a gradient] in `operators/hf/vision/part.py`; whatever is trained.
+    [Note: a tower whose front takes a gradient] in `operators/hf/vision/part.py`; whatever is trained, unless frozen
+    layers are not recomputed: then PEFT asks, and nobody without adapters.
     """
+    if options.get(FROZEN_OPTION) is False and job.scenario.training.method == "full":
+        return False
     fronts = (Patches, GridPatches, RowPatches, ClassPatches, ScaledPatches)
     return all_or_no_checkpoint(job) != "none" and any(isinstance(kind.block, fronts) for kind in job.graph.kinds)
 
@@ -179,8 +186,14 @@ def options_of(job: Draft, options: dict[str, Any]) -> HfOptions:
     `options`: the framework options that the scenario sets, by name. Products of experts are transformers' grouped ones
     if `experts_implementation` asks for them or attention has sinks, else a balanced stand-in.
     """
+    _check_llama4(job, options)
+    _check_latent(job, options)
     apart = dense_options_of(job, options)
     given = options.get("experts_implementation")
+    if _computes_every_row(job):
+        job.note("experts", "every expert computes every token", "transformers 5.23 models/llama4/modeling_llama4.py "
+                 "Llama4TextMoe: its input is repeated for each expert and multiplied by a score, 0 for most")
+        return apart
     if given is None and _has_sinks(job):
         job.auto("framework_options.experts_implementation", "auto", "grouped_mm",
                  "transformers 5.23 modeling_utils.py get_correct_experts_implementation")
@@ -222,7 +235,22 @@ def dense_options_of(job: Draft, options: dict[str, Any]) -> HfOptions:
                      attn_implementation=attention, liger=has_liger(job, options),
                      math_attention=attention == "sdpa" and runs_math(job, options),
                      compiled_layers=options.get("compile") == LAYERS_ALONE,
+                     checkpoints_frozen=_checkpoints_frozen(job, options),
                      embeddings_require_grad=_by_transformers(job, options))
+
+
+def _checkpoints_frozen(job: Draft, options: dict[str, Any]) -> bool:
+    """True if layers of a frozen vision tower are recomputed as others are; InputError where nothing is frozen."""
+    tower = job.graph.kinds[1:] if job.graph.architecture.has_tower else ()
+    if not tower or all_or_no_checkpoint(job) == "none":
+        job.refuse_idle(options, FROZEN_OPTION, "without a vision tower beside layers that are recomputed")
+    if options.get(FROZEN_OPTION) is not False:
+        return True
+    has_windows = any(isinstance(kind.block, GridLayer) and not kind.block.plain for kind in job.graph.kinds)
+    if job.scenario.training.method != "full" and not has_windows:
+        raise job.not_yet(f"framework_options.{FROZEN_OPTION}", "adapters beside a frozen vision tower whose layers "
+                          "are not recomputed (served: that of Qwen 2.5 VL)")
+    return False
 
 
 def _has(job: Job, block: type) -> bool:
@@ -265,6 +293,72 @@ def _attention(job: Draft, options: dict[str, Any]) -> AttentionImplementation:
         job.auto("framework_options.attn_implementation", "auto", "sdpa",
                  "transformers 5.23 modeling_utils.py: SDPA where the model has it; its mask is a byte for each pair")
     return given if given in ("eager", "flash_attention_2", "xformers") else "sdpa"
+
+
+# ---- Llama 4 ---------------------------------------------------------------------------------------------------------
+_AT: Final = "framework_options.attn_implementation"
+_AT_EXPERTS: Final = "framework_options.experts_implementation"
+_MODEL: Final = "transformers 5.23 models/llama4/modeling_llama4.py"
+_CASTS: Final = ("autocast", "prepare_model_for_kbit_training")
+
+
+def _computes_every_row(job: Draft) -> bool:
+    """True if each expert computes all tokens: [Note: every expert computes every token] in `operators/hf/llama4`."""
+    return any(isinstance(branch.block, Moe) and branch.block.weighs_input for kind in job.graph.kinds
+               for branch in kind.branches)
+
+
+def _check_llama4(job: Draft, options: dict[str, Any]) -> None:
+    """Raises IllegalLayout or NotYet for a job whose model attends within chunks, or has Llama 4's experts.
+
+    `options`: the framework options that the scenario sets, by name. Nothing for other models.
+    """
+    chunk = max((branch.block.chunk for kind in job.graph.kinds for branch in kind.branches
+                 if isinstance(branch.block, Attention)), default=0)
+    if not chunk and not _computes_every_row(job):
+        return
+    _check_attention(job, options, chunk)
+    if options.get("experts_implementation"):
+        raise job.illegal(_AT_EXPERTS, "Llama4ForCausalLM does not support setting experts implementation",
+                          "transformers 5.23 modeling_utils.py _grouped_mm_can_dispatch; "
+                          f"{_MODEL}: no use_experts_implementation")
+    if job.mesh.ep > 1:
+        raise job.illegal("mesh.ep", "Llama 4's experts take every token: there is nothing to dispatch",
+                          "transformers 5.23 models/llama4/configuration_llama4.py: no base_model_ep_plan")
+    if job.mesh.tp > 1 or job.mesh.cp > 1:
+        raise job.not_yet("mesh", "tensor or context parallelism of Llama 4 in transformers' layers")
+    if any(options.get(name) for name in _CASTS) or job.scenario.training.method == "qlora":
+        raise job.not_yet("model", "Llama 4 in transformers' layers under autocast, or packed in 4 bits")
+
+
+def _check_latent(job: Draft, options: dict[str, Any]) -> None:
+    """Raises NotYet for what was not measured of latent attention; nothing for other models."""
+    if not _has(job, LatentAttention):
+        return
+    given, training, mesh = options.get("attn_implementation"), job.scenario.training, job.mesh
+    if given not in (None, "sdpa"):
+        raise job.not_yet(_AT, f"latent attention by {given} in transformers' layers (served: sdpa)")
+    if training.lengths == "packed":
+        raise job.not_yet("training.lengths", "packed sequences in latent attention of transformers' layers")
+    if mesh.tp > 1 or mesh.cp > 1:
+        raise job.not_yet("mesh", "tensor or context parallelism of latent attention in transformers' layers")
+    if any(options.get(name) for name in _CASTS) or training.method == "qlora":
+        raise job.not_yet("model", "latent attention in transformers' layers under autocast, or packed in 4 bits")
+
+
+def _check_attention(job: Draft, options: dict[str, Any], chunk: int) -> None:
+    given, training = options.get("attn_implementation"), job.scenario.training
+    if given == "flash_attention_2":
+        raise job.illegal(_AT, "Llama4ForCausalLM does not support Flash Attention 2 yet",
+                          f"transformers 5.23 modeling_utils.py _flash_attn_can_dispatch; {_MODEL}: "
+                          "_supports_flash_attn = False")
+    if given == "eager":
+        raise job.not_yet(_AT, "Llama 4's eager attention, whose softmax is in the compute dtype")
+    if training.lengths == "packed":
+        raise job.not_yet("training.lengths", "packed sequences in Llama 4's layers, which make two masks of them")
+    if training.seq_len >= chunk > 0:
+        raise job.not_yet("training.seq_len", f"sequences as long as a chunk of attention ({chunk:,} tokens), which "
+                          "have a mask of chunks")
 
 
 TRAINER: Final = Trainer(options=OPTIONS, defaults=DEFAULTS, check=check, layer_options=options_of,

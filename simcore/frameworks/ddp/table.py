@@ -238,7 +238,7 @@ def _layer_options(job: Draft, options: dict[str, Any], mixed: Mixed) -> HfOptio
     return replace(
         checkpointed(job, options, LAYERS[job.graph.implementation].layer_options(job, _attention(options))),
         embeddings_require_grad=_transformers.replayed(job) or asks_for_gradient(job, options),
-        patches_require_grad=_transformers.asks_patches(job),
+        patches_require_grad=_transformers.asks_patches(job, options),
         autocast=mixed.autocast, wide_tower=mixed.casts_back and job.graph.architecture.has_tower,
         hidden=mixed.stored if mixed.autocast else "",
         compile=bool(options.get("compile")) and bool(options.get(TUNE_OPTION)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from simcore.frameworks.deepspeed.experts.layers import axis_of
 from simcore.frameworks.deepspeed.partitions import flat_padding, gradient_elements
 from simcore.frameworks.deepspeed.strategy import ZeroStrategy
 from simcore.placement.plan import AtRestBytes, Placed, Plan
@@ -44,11 +45,10 @@ def exact_in_pieces(plan: Plan) -> dict[str, AtRestBytes]:
     Every tensor is sharded separately, and the last ranks have the remainder. Optimizer states are as long as the
     padded shard.
     """
-    strategy = plan.framework.strategy_as(ZeroStrategy)
-    at, totals = plan.mesh.axis(strategy.axis).coordinate(plan.rank), dict[str, AtRestBytes]()
+    totals = dict[str, AtRestBytes]()
     for kind, count in plan.kind_counts:
         for placed in (placed for placed in plan.kinds[kind] if placed.spec.is_owned):
-            component = placed.spec.component
+            component, at = placed.spec.component, plan.mesh.axis(axis_of(placed)).coordinate(plan.rank)
             totals[component] = totals.get(component, AtRestBytes()) + _piece(placed, at).times(count)
     return totals
 

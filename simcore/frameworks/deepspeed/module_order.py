@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Final
 
 from simcore.errors import NotYet, Problem
-from simcore.frameworks.deepspeed.experts.layers import LAYERS
+from simcore.frameworks.deepspeed.experts.layers import LAYERS, has_own_experts
 from simcore.frameworks.deepspeed.module_units import (
     BLANK,
     LEAF_FAMILIES,
@@ -28,6 +28,7 @@ from simcore.frameworks.deepspeed.module_units import (
     Linear,
     Refs,
     Unit,
+    of_autoep,
 )
 from simcore.frameworks.deepspeed.split.matrices import cut_of
 from simcore.frameworks.deepspeed.strategy import ZeroStrategy
@@ -95,8 +96,8 @@ def backward_calls(plan: Plan, layer: int) -> tuple[Calls, Calls]:
     again; without recomputation it is empty. A call is as in `forward_calls`.
     """
     kind = plan.graph.kinds[plan.graph.layers[layer].kind]
-    if isinstance(kind.block, VisionPart):  # frozen, see `table.py`
-        return [], []
+    if isinstance(kind.block, VisionPart):
+        return [], []  # frozen, see `table.py`
     if kind.block is not None:  # the model before its head, the inner model before its norm
         own = [call for call in forward_calls(plan, layer) if call.own]
         if isinstance(kind.block, Embedding):
@@ -201,14 +202,15 @@ class _Part:
     def opened(self) -> list[Container]:
         """The module and the containers in it, from the outside in, that hold the last linear."""
         found = [self.block]
-        while found[-1].units and isinstance(found[-1].units[-1], Container):
+        while found[-1].units and not found[-1].combines and isinstance(found[-1].units[-1], Container):
             found.append(found[-1].units[-1])
         return found
 
     def last(self) -> Linear | None:
-        """The linear that runs last; None in a leaf, whose linears have no hooks."""
-        units = self.opened()[-1].units
-        return units[-1] if units and isinstance(units[-1], Linear) else None
+        """The linear that runs last; None in a leaf, whose linears have no hooks, and where a product comes behind."""
+        inner = self.opened()[-1]
+        last = None if inner.combines or not inner.units else inner.units[-1]
+        return last if isinstance(last, Linear) else None
 
 
 def _parts(plan: Plan, layer: int) -> tuple[_Part, ...]:
@@ -238,7 +240,8 @@ def _parts_of(plan: Plan, layer: int, *, has_input_grad: bool) -> tuple[_Part, .
             continue
         acts_last = isinstance(branch.block, Mlp | Moe) and not branch.block.gated
         units = tuple(_inside(plan, layer, name, branch))
-        parts.append(_Part(before, Container(named.get(name, ()), units), acts_last,
+        combines = isinstance(branch.block, Moe) and has_own_experts(plan.graph)
+        parts.append(_Part(before, Container(named.get(name, ()), units, combines=combines), acts_last,
                            number > 0 or has_input_grad, joins=not isinstance(units[-1], Container)))
     return tuple(parts)
 
@@ -256,8 +259,9 @@ def _first_layers(graph: ModelGraph) -> dict[int, int]:
 
 def _is_leaf(plan: Plan, layer: int) -> bool:
     """True if the layer's block of experts has hooks and what is inside has none: [Note: leaf modules]."""
-    family = plan.graph.kinds[plan.graph.layers[layer].kind].family
-    return plan.framework.strategy_as(ZeroStrategy).stage == 3 and family in LEAF_FAMILIES
+    if has_own_experts(plan.graph) or plan.framework.strategy_as(ZeroStrategy).stage < 3:
+        return False
+    return plan.graph.kinds[plan.graph.layers[layer].kind].family in LEAF_FAMILIES
 
 
 def _blocks(plan: Plan, layer: int) -> Iterator[tuple[str, Branch]]:
@@ -275,6 +279,8 @@ def _inside(plan: Plan, layer: int, name: str, branch: Branch) -> list[Unit]:
     linears = _linears(plan, layer, name)
     if any(plan.of_layer(layer)[linear.own[0][0]].spec.copies > 1 for linear in linears.values()):
         return _with_experts(plan, layer, linears)
+    if has_own_experts(plan.graph) and isinstance(branch.block, Moe):
+        return of_autoep(linears)
     inside = _with_norms(linears)
     if isinstance(branch.block, Mlp) or name != branch.name:
         inside.insert(1, BLANK)  # the activation of a gated MLP

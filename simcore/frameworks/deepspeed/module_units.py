@@ -9,6 +9,12 @@ router's logits, which transformers 4's block returns too, so that the hook befo
 that are modules are gathered one linear after the other: all run in Nemotron-3-Nano's repository, those without tokens
 on a row of zeros.
 
+[Note: calls of AutoEP's block] DeepSpeed 0.19.6 `module_inject/auto_ep_layer.py`, AutoEPMoELayer: its class is no leaf
+(`runtime/zero/leaf_module_config.py` names transformers' blocks, which it replaces). The router's linear runs in the
+router, and once more in a hook on the router whose logits are not read (_register_logit_hook); then come all experts as
+one module, the shared expert and its gate. The block itself weighs what the experts have made, so a replay begins in
+it, before the modules inside are called in backward, and ends behind them.
+
 [Note: calls of an adapted linear] PEFT 0.21.2 `tuners/lora/layer.py`, `tuners/lora/bnb.py`: the module around a linear
 reads the type of `lora_A`'s weight, which DeepSpeed then takes for its own (`parameter_offload.py`,
 register_external_parameter) and keeps until that module is over; then come the linear itself, a dropout that does
@@ -23,12 +29,12 @@ returns saves products of its own, so a replay begins in it, and frozen paramete
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-__all__ = ["BLANK", "LEAF_FAMILIES", "Call", "Calls", "Chain", "Container", "Linear", "Refs", "Unit", "backward_of",
-           "forward_of"]
+__all__ = ["BLANK", "LEAF_FAMILIES", "Call", "Calls", "Chain", "Container", "Linear", "Refs", "Unit",
+           "backward_of", "forward_of", "of_autoep"]
 
 Refs = tuple[tuple[int, int], ...]
 """Parameters: (index among the layer's tensors, number of the expert, 0 if experts are no modules) each."""
@@ -156,6 +162,30 @@ def _after_first_trained(units: Iterable[Unit]) -> Calls:
 
 
 @dataclass(frozen=True, slots=True)
+class _CalledTwice:
+    """A linear that forward calls once more than backward: [Note: calls of AutoEP's block]."""
+
+    linear: Linear
+
+    @property
+    def inside(self) -> Refs:
+        """All of its parameters."""
+        return self.linear.inside
+
+    def forward(self) -> Calls:
+        """Returns its calls in forward, in order."""
+        return [*self.linear.forward(), *self.linear.forward()]
+
+    def backward(self) -> Calls:
+        """Returns its calls in backward, the last one first."""
+        return self.linear.backward()
+
+    def without_input_grad(self) -> Calls:
+        """Returns its calls in backward, the last one first, where its input needs no gradient."""
+        return self.linear.without_input_grad()
+
+
+@dataclass(frozen=True, slots=True)
 class Chain:
     """Modules that run one after the other: a linear and the norm of its output."""
 
@@ -183,13 +213,15 @@ class Chain:
 class Container:
     """A module with parameters of its own, or none, that runs others one after the other.
 
-    `outputs`: tensors that it returns. `leaf`: what is inside a leaf, which has no units.
+    `outputs`: tensors that it returns. `leaf`: what is inside a leaf, which has no units. `combines`: it saves what its
+    units have made, for a product of its own behind them.
     """
 
     own: Refs = ()
     units: tuple[Unit, ...] = ()
     outputs: int = 1
     leaf: Refs = ()
+    combines: bool = False
 
     @property
     def inside(self) -> Refs:
@@ -230,3 +262,15 @@ def forward_of(units: Iterable[Unit]) -> Calls:
 def backward_of(units: Iterable[Unit]) -> Calls:
     """Returns the calls of `units` in backward, the last one first."""
     return [call for unit in units for call in unit.backward()]
+
+
+def of_autoep(linears: Mapping[str, Linear]) -> list[Unit]:
+    """Returns the modules of DeepSpeed's own block of experts, in the order of calls: [Note: calls of AutoEP's block].
+
+    `linears`: by their paths in the layer.
+    """
+    router, experts = (linears[path] for path in linears if path.endswith((".router.gate", ".experts")))
+    shared = [linear for path, linear in linears.items() if ".shared_experts." in path]
+    gate = [linear for path, linear in linears.items() if path.endswith(".shared_experts_gate")]
+    beside = [Container((), (shared[0], BLANK, *shared[1:]))] if shared else []
+    return [Container((), (_CalledTwice(router),)), experts, *beside, *gate]

@@ -14,6 +14,7 @@ whether layers are replayed or not.
 function (`runtime/zero/linear.py`), which saves the parameter itself: the node keeps a view, and with it the gathered
 copy, until its backward is over, though DeepSpeed has released the parameter and gathers it again (0.19.6
 `module_inject/layers.py`). So without recomputation a rank's part of all matrices is there at the end of forward.
+Grouped products of AutoEP's experts keep such views too (`moe/ep_experts.py`, _run_experts_grouped_mm).
 
 [Note: a head that the model reads] The forward of Nemotron-3-Nano's model reads the type of its head's weight, which
 DeepSpeed then takes for the model's own (`parameter_offload.py`, ZeROOrderedDict.__getitem__): it is gathered when the
@@ -33,6 +34,7 @@ from collections.abc import Iterable, Iterator, Set
 from functools import cache
 from itertools import accumulate
 
+from simcore.frameworks.deepspeed.experts.layers import EXPERTS_AXIS, axis_of
 from simcore.frameworks.deepspeed.hpz import Key
 from simcore.frameworks.deepspeed.module_order import backward_calls, forward_calls, released_after, replayed
 from simcore.frameworks.deepspeed.module_units import Call
@@ -116,14 +118,14 @@ def seen_by_nodes(plan: Plan) -> Set[Key]:
 
 
 def kept_views(plan: Plan) -> tuple[Set[Key], Set[int]]:
-    """Returns what products of AutoTP keep of gathered weights: [Note: ZeRO-3 and AutoTP].
+    """Returns what products of AutoTP and of AutoEP's experts keep of gathered weights: [Note: ZeRO-3 and AutoTP].
 
     (weights, (layer, index in the layer, 0) each; numbers of the calls in a microbatch whose products keep them).
     """
-    if plan.mesh.tp == 1:
-        return frozenset(), frozenset()
     weights = {(layer, number, 0) for layer in plan.layers for number, placed in enumerate(plan.of_layer(layer))
-               if cut_of(placed.spec) and len(placed.spec.shape) > 1}
+               if not placed.spec.is_buffer and _is_viewed(plan, placed)}
+    if not weights:
+        return frozenset(), frozenset()
     numbers, at = set[int](), 0
     for layer in plan.layers:
         count = len(forward_calls(plan, layer))
@@ -131,6 +133,11 @@ def kept_views(plan: Plan) -> tuple[Set[Key], Set[int]]:
             numbers.update(range(at, at + count))
         at += count
     return weights, numbers | {number for calls, _ in _replays(plan) for number in calls}
+
+
+def _is_viewed(plan: Plan, placed: Placed) -> bool:
+    is_matrix_of_autotp = plan.mesh.tp > 1 and bool(cut_of(placed.spec)) and len(placed.spec.shape) > 1
+    return is_matrix_of_autotp or axis_of(placed) == EXPERTS_AXIS
 
 
 class LivePackedWeights:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from simcore.errors import InputError, Problem
+from simcore.errors import InputError, NotYet, Problem
 from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.afterwards import trainer_afterwards
 from simcore.frameworks.common.checkpoint_files import plain_files
@@ -35,7 +35,7 @@ from simcore.frameworks.preference import check_preference
 from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.placement.capabilities import ONE_STAGE, Capabilities
 from simcore.placement.framework import Framework, Optimizer, Rule
-from simcore.placement.job import Draft, Job, topology_of
+from simcore.placement.job import Draft, Job, topology_of, value_problem
 from simcore.recording.layer import PREFERENCE
 from simcore.recording.number_formats import PackedWeights
 
@@ -49,8 +49,7 @@ CAPABILITIES: Final = Capabilities(
     axes=("dp_replicate", "dp_shard", "cp", "tp", "ep", "etp"), offload=("params", "optimizer", "gradients"),
     fixed={"training.sequence_parallel": "False", "training.precision.experts": "auto",
            "training.optimizer.master": "fp32", "training.optimizer.moments": "fp32",
-           "training.optimizer.paged": "False", **ONE_STAGE},
-    no_capacity=_transformers.NO_CAPACITY)
+           "training.optimizer.paged": "False", **ONE_STAGE})
 IN_COMPUTE: Final = ("training.precision.params", "training.precision.main_grads", "training.precision.grad_reduce",
                       "training.lora.dtype")
 """Keys that can say nothing but the compute dtype."""
@@ -144,7 +143,7 @@ def zero_table(job: Draft, stage: int) -> Framework:
         options=replace(experts.LAYERS[job.graph.implementation].layer_options(job, options),
                         embeddings_require_grad=_transformers.replayed(job),
                         sequences="heads", shards="tensors",
-                        patches_require_grad=_transformers.asks_patches(job)),
+                        patches_require_grad=_transformers.asks_patches(job, options)),
         communicators=_communicators(job, strategy),
         files=experts.files_of(job, plain_files(job, stage, gathers=options.get(_GATHERS) is not False)),
         afterwards=trainer_afterwards(job, job.compute, whole=stage < 3),
@@ -160,6 +159,7 @@ def _check(job: Draft, options: dict[str, Any], stage: int) -> None:
     if job.compute not in ("bf16", "fp16"):
         raise job.not_yet("training.precision.compute", f"{job.compute} under {job.scenario.framework}")
     CAPABILITIES.check(job)
+    experts.refuse_capacity(job)
     experts.check_experts(job, stage)
     experts.LAYERS[job.graph.implementation].check(job, options)
     job.refuse_given(dict.fromkeys(IN_COMPUTE, job.compute))
@@ -171,7 +171,7 @@ def _check(job: Draft, options: dict[str, Any], stage: int) -> None:
     job.one_of("training.loss", job.scenario.training.loss, LOSSES if stage < 3 else _LOSSES_OF_3)
     check_preference(job, options, second=False)
     if stage > 1:
-        check_tower(job, stage)
+        check_tower(job, stage, options)
 
 
 def packed_weights(job: Draft, options: dict[str, Any]) -> PackedWeights | None:
@@ -307,8 +307,8 @@ def _check_block(job: Job, options: dict[str, Any], key: str, *, is_on: bool) ->
             raise InputError(Problem(where, f"unknown option {name!r} of {key}: it knows {', '.join(known)}"))
         if not any(type(value) is (choice if isinstance(choice, type) else type(choice))
                    and choice in (value, type(value)) for choice in known[name]):
-            wanted = " or ".join(one.__name__ if isinstance(one, type) else repr(one) for one in known[name])
-            raise InputError(Problem(where, f"{key}.{name}: expected {wanted}, got {value!r}"))
+            problem = value_problem(where, f"{key}.{name}", value, known[name])
+            raise (NotYet if problem.message.startswith("not yet: ") else InputError)(problem)
 
 
 def _optimizer(job: Draft, strategy: ZeroStrategy) -> Optimizer:

@@ -6,9 +6,9 @@ gradients is called in forward alone. Behind its end the language model inside b
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
-from simcore.frameworks.common.transformers import asks_patches
+from simcore.frameworks.common.transformers import FROZEN_OPTION, asks_patches
 from simcore.frameworks.deepspeed.module_units import Call, Refs
 from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
 from simcore.models.vision_blocks import (
@@ -59,7 +59,7 @@ _PLAIN: Final = (_ITSELF, "norm1", _NONE, "attn.qkv", "attn.proj", "norm2", _NON
 """Modules of a layer of Qwen 2 VL."""
 
 
-def check_tower(job: Job, stage: int) -> None:
+def check_tower(job: Job, stage: int, options: dict[str, Any]) -> None:
     """Raises NotYet for a vision tower whose calls are not known, under ZeRO-3 for one that its backward passes too."""
     parts = [layer for layer in job.graph.layers if isinstance(job.graph.kinds[layer.kind].block, VisionPart)]
     tower = [job.graph.tensors[layer.kind] for layer in parts]
@@ -67,9 +67,10 @@ def check_tower(job: Job, stage: int) -> None:
         raise job.not_yet("model", f"the vision tower of {job.graph.architecture.family} under zero{stage}")
     if stage < 3:
         return
-    if asks_patches(job):
+    if asks_patches(job, options):
         raise job.not_yet("training.recompute", "a vision tower under zero3 whose front transformers' checkpoints ask "
-                          "for a gradient (served: those of Qwen 3 VL and Qwen 3.5, and others without recompute)")
+                          "for a gradient (served: those of Qwen 3 VL and Qwen 3.5, and others without recompute or "
+                          f"in full training with {FROZEN_OPTION}: false)")
     if any(spec.trainable and not spec.is_buffer for specs in tower for spec in specs):
         raise job.not_yet("training.frozen", "a vision tower or projector that is trained under zero3")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from simcore.frameworks.common.optimizer_memory import optimizer_sizes, post_rest, rest_postings
-from simcore.frameworks.deepspeed.experts.layers import EXPERTS, EXPERTS_AXIS
+from simcore.frameworks.deepspeed.experts.layers import EXPERTS_AXIS, axis_of
 from simcore.frameworks.deepspeed.partitions import largest_trained
 from simcore.frameworks.deepspeed.strategy import WholeStrategy
 from simcore.pipeline.schedule import Action
@@ -91,7 +91,7 @@ class WholeHooks(UnrepeatedHooks):
             self._reduce_all(axis, [size for key in keys for size in self._sizes(key)])
 
     def _is_experts(self, key: tuple[int, int]) -> bool:
-        return self.plan.of_layer(key[0])[key[1]].policy.name == EXPERTS
+        return axis_of(self.plan.of_layer(key[0])[key[1]]) == EXPERTS_AXIS
 
     def _sizes(self, key: tuple[int, int]) -> list[int]:
         """Bytes of a parameter's gradients: one, or one an expert."""

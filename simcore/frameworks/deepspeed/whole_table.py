@@ -38,11 +38,11 @@ ENGINE: Final = "deepspeed 0.19.6 runtime/engine.py"
 _OWN: Final = "torch_adam"
 CAPABILITIES: Final = Capabilities(
     axes=(AXIS, "cp", "tp", "ep", "etp"),
-    axes_refusal=("stage 0 cuts nothing: its ranks are dp_replicate", "deepspeed 0.19.6 runtime/zero/config.py stage"),
+    axes_refusal=("stage 0 cuts nothing: its ranks are dp_replicate (write mesh.dp_replicate, or framework: zero1 to "
+                  "zero3 for ranks of dp_shard)", "deepspeed 0.19.6 runtime/zero/config.py stage"),
     fixed={"training.sequence_parallel": "False", "training.precision.experts": "auto",
            "training.optimizer.master": "fp32", "training.optimizer.moments": "fp32",
-           "training.optimizer.paged": "False", **ONE_STAGE},
-    no_capacity=_transformers.NO_CAPACITY)
+           "training.optimizer.paged": "False", **ONE_STAGE})
 
 
 def options_around(implementation: str) -> dict[str, tuple[Any, ...]]:
@@ -75,7 +75,7 @@ def whole_table(job: Draft) -> Framework:
         options=replace(experts.LAYERS[job.graph.implementation].layer_options(job, options),
                         embeddings_require_grad=_transformers.replayed(job),
                         sequences="heads", shards="tensors",
-                        patches_require_grad=_transformers.asks_patches(job)),
+                        patches_require_grad=_transformers.asks_patches(job, options)),
         communicators=tuple(name for name in (strategy.axis, "cp", "tp", *experts.axes_of(job))
                             if name and job.mesh.axis(name).size > 1),
         files=experts.files_of(job, plain_files(job)),
@@ -89,6 +89,7 @@ def _check(job: Draft, options: dict[str, Any]) -> None:
     if job.compute not in ("bf16", "fp16", "fp32"):
         raise job.not_yet("training.precision.compute", f"{job.compute} under {job.scenario.framework}")
     CAPABILITIES.check(job)
+    experts.refuse_capacity(job)
     experts.LAYERS[job.graph.implementation].check(job, options)
     experts.check_experts(job, 0)
     job.refuse_given(dict.fromkeys(IN_COMPUTE, job.compute))

@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from simcore.frameworks.common.optimizer_memory import post_rest, rest_postings, step_temporaries
+from simcore.frameworks.deepspeed.experts.joint_gathers import JointGathers, by_ranks
+from simcore.frameworks.deepspeed.experts.layers import axis_of
 from simcore.frameworks.deepspeed.hpz import HpzShards, Key
 from simcore.frameworks.deepspeed.module_order import backward_calls, forward_calls, readiness
 from simcore.frameworks.deepspeed.offload_buffers import sub_groups
 from simcore.frameworks.deepspeed.offload_gradients import GradientsOnHost
-from simcore.frameworks.deepspeed.partitions import trained_of
+from simcore.frameworks.deepspeed.partitions import groups_of
 from simcore.frameworks.deepspeed.prefetch_trace import (
     LivePackedWeights,
     ReuseDistance,
@@ -54,7 +56,7 @@ class Zero3Hooks(UnrepeatedHooks):
         self.strategy = plan.framework.strategy_as(ZeroStrategy)
         self.wire = self.strategy.reduce_dtype or plan.framework.compute_dtype
         self.wide = dtype_bytes(self.wire)
-        self.size, self.ranks = dtype_bytes(plan.framework.compute_dtype), plan.mesh.axis(self.strategy.axis).size
+        self.size, self.dense = dtype_bytes(plan.framework.compute_dtype), self.strategy.axis
         self.first = plan.layers[0]
         self.calls, self.closed = zip(*recorded(plan), strict=True)
         self.open = set[Key]()
@@ -71,16 +73,13 @@ class Zero3Hooks(UnrepeatedHooks):
         self.held: dict[Key, int] = {}
         self.seen_by_nodes = seen_by_nodes(plan)
         self.views, self.keeping = kept_views(plan)
-        self.at = self.cursor = self.filled = self.num_in_bucket = self.padded = self.loose = 0
-        stored = sorted({parameter.policy.at_rest.dtype for parameter in placed.values()}
-                        | {plan.framework.compute_dtype})
-        self.gather = {dtype: tables.comm("all_gather", self.strategy.axis, dtype) for dtype in stored}
-        self.reduce = tables.comm("reduce_scatter", self.strategy.axis, self.wire)
+        self.at = self.cursor = self.filled = self.loose = 0
+        self.over = self.dense
         self.slots = [tables.slot(name, category) for name, category in (
             ("fetched", "unsharded_param"), ("prefetched", "all_gather_output"),
             ("flat_bucket", "reduce_scatter_input"), ("persistent", "unsharded_param"),
             ("parts_from_host", "all_gather_cast_input"))]
-        self.flat, self.is_last = FlatBuffers(builder, self.slots[1]), False
+        self.flat, self.joint, self.is_last = FlatBuffers(builder, self.slots[1]), JointGathers(), False
         self.waiting: list[tuple[int, int, int]] = []
         self.in_bucket: list[int] = []
         self.on_host = GradientsOnHost(plan, tables, builder, self.strategy)
@@ -91,10 +90,15 @@ class Zero3Hooks(UnrepeatedHooks):
     def _placed(self, key: Key) -> Placed:
         return self.plan.of_layer(key[0])[key[1]]
 
+    def _ranks(self, placed: Placed) -> int:
+        """Ranks that have a part of a parameter."""
+        return self.plan.mesh.axis(axis_of(placed)).size
+
     def _whole(self, key: Key) -> int:
-        """Bytes of a gathered parameter, padding included."""
+        """Bytes of a gathered parameter, padding included; none if its only rank uses its part (NoGatherHandle)."""
         placed = self._placed(key)
-        return placed.policy.at_rest.num_bytes(placed.padded // placed.used_copies * self.ranks)
+        ranks = self._ranks(placed) * (self._ranks(placed) > 1 or self.strategy.params_on_host)
+        return placed.policy.at_rest.num_bytes(placed.padded // placed.used_copies * ranks)
 
     # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def post_persistent(self) -> None:
@@ -104,9 +108,10 @@ class Zero3Hooks(UnrepeatedHooks):
         """
         post_rest(self.plan, self.tables, self.out, rest_postings)
         for name, category, num_bytes in (
-                ("grad_partitions", "main_grad", self.size * sum(self._parts()) * (not self.strategy.states_on_host)),
+                ("grad_partitions", "main_grad",
+                 self.size * sum(map(sum, self._parts())) * (not self.strategy.states_on_host)),
                 ("ipg_bucket", "reduce_scatter_input", self.wide * self.strategy.bucket * (not self.strategy.is_apart)),
-                ("persistent", "unsharded_param", self._persistent())):
+                ("persistent", "unsharded_param", sum(self._persistent().values()))):
             self.out.alloc(self.first, self.tables.slot(name, category), num_bytes)
         self.secondary.start({key: self._whole(key) for key in self._frozen()})
 
@@ -117,17 +122,24 @@ class Zero3Hooks(UnrepeatedHooks):
                 if placed.spec.is_owned and not placed.trainable and not placed.spec.is_buffer:
                     yield from ((layer, number, expert) for expert in range(placed.used_copies))
 
-    def _parts(self) -> list[int]:
-        """Elements of this rank's shard of every trained parameter, in order."""
-        trained = [self.plan.of_layer(layer)[number] for layer in self.plan.layers
-                   for number, _ in trained_of(self.plan, layer)]
-        return [placed.padded // placed.used_copies for placed in trained for _ in range(placed.used_copies)]
+    def _parts(self) -> list[list[int]]:
+        """Elements of this rank's shard of every trained parameter, in order, for each group of parameters."""
+        trained = [[self.plan.of_layer(layer)[number] for layer, number, _ in group.entries]
+                   for group in groups_of(self.plan)]
+        return [[placed.padded // placed.used_copies for placed in group for _ in range(placed.used_copies)]
+                for group in trained]
 
-    def _persistent(self, *, padded: bool = False) -> int:
-        """Bytes of small parameters, as they are stored or (`padded`) as they are gathered."""
-        return sum(count * sum(p.policy.at_rest.num_bytes(p.padded * self.ranks if padded else p.used)
-                               for p in self.plan.kinds[kind] if p.policy.name == PERSISTENT and p.spec.is_owned)
-                   for kind, count in self.plan.kind_counts)
+    def _persistent(self, *, padded: bool = False) -> dict[str, int]:
+        """Bytes of small parameters, as they are stored or (`padded`) as they are gathered, by the axis of ranks.
+
+        None where the only rank uses its part.
+        """
+        found = {self.dense: 0}
+        for kind, count in self.plan.kind_counts:
+            for p in (p for p in self.plan.kinds[kind] if p.policy.name == PERSISTENT and p.spec.is_owned):
+                numel = (p.padded * self._ranks(p) if padded else p.used) * (self._ranks(p) > 1)
+                found[axis_of(p)] = found.get(axis_of(p), 0) + count * p.policy.at_rest.num_bytes(numel)
+        return found
 
     def begin_microbatch(self, action: Action) -> None:
         """Before a forward, goes back to the first recorded call (`reset_step`); nothing is simulated."""
@@ -135,6 +147,7 @@ class Zero3Hooks(UnrepeatedHooks):
         if action.forward:
             self.at = self.cursor = 0
             self.promised.clear()
+            self.joint.begin_microbatch()
 
     def forward_begin(self, layer: int) -> None:
         """Simulates the gathers and prefetches of the module calls of layer number `layer` in forward.
@@ -172,7 +185,7 @@ class Zero3Hooks(UnrepeatedHooks):
         for number, _ in readiness(self.plan, layer, weight_first=True):
             placed = self.plan.of_layer(layer)[number]
             copies = placed.used_copies
-            self._put(placed.used // copies, placed.padded // copies * self.ranks)
+            self._put(placed.used // copies, placed.padded // copies, axis_of(placed))
             self.waiting += grads_by_name.get(placed.spec.name, [])
         self._call(len(rest) if replay else 0)
         for key in [key for key in self.held if key[0] == layer and key in self.views]:
@@ -207,22 +220,25 @@ class Zero3Hooks(UnrepeatedHooks):
         Small parameters, which stay gathered, are freed before it and gathered again after it.
         """
         begin, end, step_end = self.marks
-        small = self._persistent()
+        small = sum(self._persistent().values())
         self.out.mark(begin)
         self.out.free(self.first, self.slots[3], small)
         parts = self._parts()
-        norm = 8 * max(parts, default=0)  # in fp64, tensor by tensor (`get_grad_norm_direct`)
+        norm = 8 * max(map(max, parts), default=0)  # in fp64, tensor by tensor (`get_grad_norm_direct`)
         if self.plan.framework.compute_dtype == "fp16":  # has_overflow: absolute values and a mask of all gradients
-            norm = max(norm, (self.size + 1) * sum(parts))
+            norm = max(norm, (self.size + 1) * sum(map(sum, parts)))
+        updated = [one for group in parts for one in sub_groups(group, self.strategy.sub_group)]
         if self.strategy.states_on_host:
-            self.on_host.step(list(sub_groups(parts, self.strategy.sub_group)))
-        for group in () if self.strategy.states_on_host else sub_groups(parts, self.strategy.sub_group):
+            self.on_host.step(updated)
+        for group in () if self.strategy.states_on_host else updated:
             step_temporaries(self.plan, self.tables, self.out, (norm, group))
             norm = 0
         self.out.alloc(self.first, self.slots[3], small)
         self.secondary.drop()
-        self.out.collective(self.first, self.gather[self.plan.framework.compute_dtype], self._persistent(padded=True),
-                            Stream.COMPUTE, int(Module.NONE))
+        self.joint.end_step()
+        for axis, num_bytes in self._persistent(padded=True).items():
+            comm = self.tables.comm("all_gather", axis, self.plan.framework.compute_dtype)
+            self.out.collective(self.first, comm, num_bytes, Stream.COMPUTE, int(Module.NONE))
         self.out.mark(end)
         self.out.mark(step_end)
 
@@ -256,6 +272,7 @@ class Zero3Hooks(UnrepeatedHooks):
                 if key in self.coming:
                     self._arrive(self.coming[key])
         self.flat.asked(keys)
+        self.joint.asked(keys, self.there, self.coming)
 
     def _gather(self, keys: list[Key]) -> None:
         """Gathers what has a second shard from that, then the others (`__all_gather_params_`)."""
@@ -265,19 +282,23 @@ class Zero3Hooks(UnrepeatedHooks):
                 self._gather_together(group)
 
     def _gather_together(self, group: list[Key]) -> None:
-        num_bytes = sum(map(self._whole, group))
         for key in group:  # it was released, and is freed before it is gathered again
             self._free(key)
         self.coming.update(dict.fromkeys(group, group))
         self.live += sum(self.elements[key] for key in group)
+        for axis, keys in by_ranks(self.plan, group):
+            self._gather_over(axis, keys)
+
+    def _gather_over(self, axis: str, group: list[Key]) -> None:
+        num_bytes = sum(map(self._whole, group))
         self.out.alloc(group[0][0], self.slots[1], num_bytes)
-        brought = num_bytes // self.ranks * self.strategy.params_on_host
+        brought = num_bytes // self.plan.mesh.axis(axis).size * self.strategy.params_on_host
         self.out.alloc(group[0][0], self.slots[4], brought)
         self.out.free(group[0][0], self.slots[4], brought)
         if brought:
             self.out.copy(group[0][0], self.from_host, brought, Stream.ALL_GATHER, GATHER_HANDLE)
         for dtype, size in bytes_by_dtype((self._placed(key).policy.at_rest.dtype, self._whole(key)) for key in group):
-            comm = self.secondary.comm if self.secondary.has(group[0]) else self.gather[dtype]
+            comm = self.secondary.comm if self.secondary.has(group[0]) else self.tables.comm("all_gather", axis, dtype)
             self.out.collective(group[0][0], comm, size, Stream.ALL_GATHER, GATHER_HANDLE)
 
     def _fetch_ahead(self) -> None:
@@ -295,17 +316,22 @@ class Zero3Hooks(UnrepeatedHooks):
             self._gather(list(group))
 
     def _arrive(self, group: list[Key]) -> None:
-        """Waits for a gather: a single parameter stays in its buffer, several are copied out of the flat buffer."""
+        """Waits for a gather: a single parameter stays in its buffer, several are copied out of the flat buffer.
+
+        Buffers over different ranks are kept together (MultipleAllGatherHandles).
+        """
         self.out.wait(group[0][0], GATHER_HANDLE)
-        is_alone = len(group) == 1
-        for key in group:
-            del self.coming[key]
-            self.there[key] = int(is_alone)
+        self.joint.arrived(groups := [keys for _, keys in by_ranks(self.plan, group)])
+        for keys in groups:
+            is_alone = len(keys) == 1
+            for key in keys:
+                del self.coming[key]
+                self.there[key] = int(is_alone)
+                if not is_alone:
+                    self.out.alloc(key[0], self.slots[0], self._whole(key))
+                    self.out.compute(Kernel.COPY, 0, 2 * self._whole(key))
             if not is_alone:
-                self.out.alloc(key[0], self.slots[0], self._whole(key))
-                self.out.compute(Kernel.COPY, 0, 2 * self._whole(key))
-        if not is_alone:
-            self.flat.arrived(group, group[0][0], sum(map(self._whole, group)))
+                self.flat.arrived(group, keys[0][0], sum(map(self._whole, keys)))
 
     def _release(self, keys: list[Key]) -> None:
         """Releases parameters that are not used again soon (`__params_to_release`); `self.at` is the next call."""
@@ -330,34 +356,41 @@ class Zero3Hooks(UnrepeatedHooks):
             self.out.free(key[0], self.slots[self.leaving.pop(key)], self._whole(key))
 
     # ---- gradients ----------------------------------------------------------------------------------------------
-    def _put(self, numel: int, padded: int) -> None:
-        """Puts a gradient into the bucket, which is reduced first if there is no room."""
-        if self.filled and self.filled + numel > self.strategy.bucket:
+    def _put(self, numel: int, part: int, axis: str) -> None:
+        """Puts a gradient into the bucket, which is reduced first if there is no room, or if it is of other ranks.
+
+        `part`: elements of a rank's shard; `axis`: of the ranks that have one.
+        """
+        if self.filled and (self.filled + numel > self.strategy.bucket or axis != self.over):
             self._reduce()
         self.out.compute(Kernel.COPY, 0, numel * (self.size + self.wide) * (not self.strategy.is_apart))
         self.filled += numel
         self.loose += numel * (numel > self.strategy.bucket or self.strategy.is_apart)
-        self.num_in_bucket += 1
-        self.padded += padded
-        self.in_bucket.append(padded // self.ranks)
+        self.over = axis
+        self.in_bucket.append(part)
 
     def _reduce(self) -> None:
         """Reduces the bucket (`reduce_scatter_coalesced`), from a copy ordered by ranks if the order differs.
 
         In another format than that of products, gradients that are not in the bucket are cast before, shards after.
+        Shards of experts are scaled in a copy: they are divided by all ranks (`__avg_scatter_grads`).
         """
         if not self.filled:
             return
-        num_bytes, cast = self.padded * self.wide, self.wide > self.size
-        copied = num_bytes * (self.num_in_bucket > 1 or self.padded > self.filled)
-        copied += cast * (self.wide * self.loose + self.size * self.padded // self.ranks)
-        self.out.compute(Kernel.COPY, 0, cast * (self.size + self.wide) * (self.loose + self.padded // self.ranks))
+        parts, cast = sum(self.in_bucket), self.wide > self.size
+        padded = parts * self.plan.mesh.axis(self.over).size
+        copied = padded * self.wide * (len(self.in_bucket) > 1 or padded > self.filled)
+        scaled = self.wide * parts * (self.over != self.dense)
+        copied = max(copied, self.size * parts * cast) + scaled if scaled else copied + cast * self.size * parts
+        copied += cast * self.wide * self.loose
+        self.out.compute(Kernel.COPY, 0, cast * (self.size + self.wide) * (self.loose + parts) + 2 * scaled)
         self.out.alloc(self.first, self.slots[2], copied)
-        self.out.collective(self.first, self.reduce, num_bytes, Stream.REDUCE, REDUCE_HANDLE)
+        reduce = self.tables.comm("reduce_scatter", self.over, self.wire)
+        self.out.collective(self.first, reduce, padded * self.wide, Stream.REDUCE, REDUCE_HANDLE)
         self.on_host.send(self.in_bucket, is_last=self.is_last)
         self.out.free(self.first, self.slots[2], copied)
         for layer, slot, size in self.waiting:
             self.out.free(layer, slot, size)
         self.waiting.clear()
-        self.filled = self.num_in_bucket = self.padded = self.loose = 0
+        self.filled = self.loose = 0
         self.in_bucket.clear()

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from simcore.frameworks.common.liger import LIGER_OPTION
+from simcore.frameworks.common.transformers import FROZEN_OPTION
 from simcore.models.tensor import TensorSpec
 from simcore.models.vision_blocks import GridPatches
 from simcore.placement.job import Draft, Job
@@ -52,7 +53,7 @@ def check_tower(job: Draft, options: dict[str, Any]) -> None:
 def around_tower(job: Job, made: ImplementationOptions, options: dict[str, Any]) -> ImplementationOptions:
     """Settings of layers for a model with a tower: casts of images, and gradients that reach its patches."""
     return replace(made, casts_images="once" if options.get("use_orig_params") else "again",
-                   patches_require_grad=_freezes_tower(job))
+                   patches_require_grad=_freezes_tower(job) and options.get(FROZEN_OPTION) is not False)
 
 
 def _freezes_tower(job: Job) -> bool:

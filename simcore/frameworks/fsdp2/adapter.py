@@ -16,7 +16,7 @@ ADAPTERS = {"fsdp2": FrameworkAdapter(
     versions=VERSIONS,
     implementations=tuple(TRAINERS), implementation_of=lambda family, method: "hf",
     options=lambda implementation: TRAINERS[implementation].options,
-    quantize=in_fp8, serves_qlora=True, casts_parameters=True,
+    unadapted=("kempnerforge", "torchtitan"), quantize=in_fp8, serves_qlora=True, casts_parameters=True,
     reads_images=True, replays_towers=True,
     freezes=("hf",),  # a unit may have trainable and frozen parameters (torch 2.13 `_fsdp_param_group.py`)
     axes=lambda graph: open_axes(graph, axes_of(graph)),

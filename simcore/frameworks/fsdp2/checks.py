@@ -21,7 +21,7 @@ from simcore.placement.capabilities import ALL_AXES, PLAIN_TORCH, Capabilities
 from simcore.placement.framework import Unit
 from simcore.placement.job import Draft, Job
 
-__all__ = ["OUTSIDE", "RULE", "TAIL", "axes_of", "check", "check_last_backward", "check_shared", "check_units",
+__all__ = ["FRONT", "OUTSIDE", "RULE", "TAIL", "axes_of", "check", "check_last_backward", "check_shared", "check_units",
            "is_separate"]
 
 _AXES = ("dp_replicate", "dp_shard", "ep")
@@ -36,6 +36,8 @@ OUTSIDE = "log_probs"
 
 TAIL = "embedding_tail"
 """Value of `wrap`: accelerate's units from 1.15.0 on, [Note: accelerate's tail]."""
+FRONT = "separate_embedding"
+"""Value of `wrap`: the embedding is a unit, norm and head are the root's (verl b178a3cd `utils/fsdp_utils.py`)."""
 
 
 def is_separate(job: Job, options: dict[str, Any]) -> bool:
@@ -49,7 +51,7 @@ def is_separate(job: Job, options: dict[str, Any]) -> bool:
     if "wrap" not in options and ties_again(job):
         return True
     wrap = options.get("wrap", TRAINERS[job.graph.implementation].defaults.wrap)
-    return not job.graph.has_tied_head if wrap == TAIL else wrap != "layers_root"
+    return not job.graph.has_tied_head if wrap == TAIL else wrap not in ("layers_root", FRONT)
 
 
 def axes_of(graph: ModelGraph) -> tuple[str, ...]:
@@ -190,7 +192,7 @@ def check_last_backward(job: Job, options: dict[str, Any]) -> None:
     trained = next(layer.index for layer in graph.layers if any(t.trainable and not t.is_buffer
                                                                 for t in graph.tensors[layer.kind]))
     block = next(layer.index for layer in graph.layers if graph.kinds[layer.kind].block is None)
-    first = 0 if "wrap" in options and is_separate(job, options) else block
+    first = 0 if "wrap" in options and (is_separate(job, options) or options["wrap"] == FRONT) else block
     if trained > first and options.get("recompute_by") != "transformers":
         raise job.illegal("framework_options.set_is_last_backward", "split_with_sizes expects split_sizes to sum "
                           f"exactly to the whole: a unit below what is trained, kept by {asked} of {shards} ranks, is "

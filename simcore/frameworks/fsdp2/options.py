@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from simcore.frameworks.common.torch import Defaults
-from simcore.frameworks.fsdp2.checks import OUTSIDE, RULE, TAIL, is_separate
+from simcore.frameworks.fsdp2.checks import FRONT, OUTSIDE, RULE, TAIL, is_separate
 from simcore.frameworks.fsdp2.split.matrices import ties_again
 from simcore.frameworks.fsdp2.split.mixtures import dispatches
 from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
@@ -88,6 +88,7 @@ def wrapping(job: Draft, options: dict[str, Any], reduce: str, packed: PackedWei
         separate=is_separate(job, options),
         norm_in_root=options.get("wrap") == TAIL and job.scenario.training.method != "full",
         ties_again=ties_again(job),
+        embedding_apart=options.get("wrap") == FRONT,
         loss_inside=given.loss_inside and job.scenario.training.loss != OUTSIDE,
         experts_unit=fully,
         experts_apart=mesh.ep > 1,

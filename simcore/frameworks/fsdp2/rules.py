@@ -84,7 +84,21 @@ def rules_of(job: Draft, stored: str, packed: PackedWeights | None, *, fully: bo
                      job.mesh.etp > 1, fully,
                      job.scenario.training.offload.part("params")[1] > 0, in_backward, packed, ties_again(job))
     whole = trainer.defaults.whole_in_stages if job.mesh.pp > 1 else ()
-    return _made_rules(choice, _tp_cuts(job.graph) if job.mesh.tp > 1 else (), job.graph.implementation, whole)
+    cuts = _tp_cuts(job.graph) if job.mesh.tp > 1 else ()
+    made = [_made_rules(replace(choice, stored=dtype or stored), cuts, job.graph.implementation, whole)
+            for dtype in ("", *_insisted(job.graph))]
+    return (*(Rule(_both(_is_stored_in(dtype), rule.matches), rule.policy)
+              for dtype, rules in zip(_insisted(job.graph), made[1:], strict=True) for rule in rules), *made[0])
+
+
+@lru_cache(maxsize=64)
+def _insisted(graph: ModelGraph) -> tuple[str, ...]:
+    """Dtypes in which the implementation makes parameters whatever the scenario says (`TensorSpec.stored`)."""
+    return tuple(sorted({spec.stored for specs in graph.tensors for spec in specs if spec.is_owned and spec.stored}))
+
+
+def _is_stored_in(dtype: str) -> Matches:
+    return lambda spec: spec.stored == dtype and not spec.is_buffer
 
 
 @lru_cache(maxsize=256)
@@ -141,7 +155,7 @@ def _is_tied(spec: TensorSpec) -> bool:
 
 def _is_wide_at(dim: int) -> Matches:
     """Experts, [experts, out, in], whose width is dimension `dim`."""
-    return lambda spec: spec.component == "routed_experts" and spec.dims[dim] == "expert_ffn"
+    return lambda spec: spec.component == "routed_experts" and spec.dims[dim:dim + 1] == ("expert_ffn",)
 
 
 def _is_hidden_matrix(spec: TensorSpec) -> bool:

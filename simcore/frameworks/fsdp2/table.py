@@ -18,7 +18,14 @@ from simcore.frameworks.common.liger import loss_with
 from simcore.frameworks.common.pipeline import pipeline_schedule
 from simcore.frameworks.common.torch import Sourced, time_of_offload, torch_optimizer
 from simcore.frameworks.common.transformers import stored_as
-from simcore.frameworks.fsdp2.checks import check, check_last_backward, check_shared, check_units, is_separate
+from simcore.frameworks.fsdp2.checks import (
+    FRONT,
+    check,
+    check_last_backward,
+    check_shared,
+    check_units,
+    is_separate,
+)
 from simcore.frameworks.fsdp2.options import strategy, wrapping
 from simcore.frameworks.fsdp2.rules import packed_weights, rules_of
 from simcore.frameworks.fsdp2.split.matrices import ties_again
@@ -60,7 +67,7 @@ def table(job: Draft) -> Framework:
     stages = trainer.stages(job)
     packed = packed_weights(job, options)
     fully = job.mesh.ep > 1 and options.get("experts") != "ignored"
-    check_shared(job, separate=is_separate(job, options))
+    check_shared(job, separate=is_separate(job, options) or options.get("wrap") == FRONT)
     optimizer = _grouped(job, torch_optimizer(job, *reversed(given.optimizer), by_matrix=trainer.serves_muon),
                          mixes=job.mesh.ep > 1 and not fully and stored == job.compute)
     made = units(job.graph, stages, wrapping(job, options, reduce, packed, fully=fully))

@@ -22,6 +22,7 @@ from simcore.frameworks.fsdp2.torchtitan_experts import (
     keeps_exchange,
     note_replays,
 )
+from simcore.frameworks.fsdp2.torchtitan_oss import check_oss, note_oss
 from simcore.inputs.training import Recompute
 from simcore.models.blocks import Attention, LatentAttention
 from simcore.models.graph import ModelGraph
@@ -61,8 +62,9 @@ DEFAULTS = Defaults(
     reshard=("true, false for norm and output", f"{PLAN} apply_fsdp: default"),
     axes=("tp", "etp", "cp", "pp", "virtual_stages", "split_backward"),
     reshard_in_stages=("false", f"{PLAN} apply_fsdp: not pp_enabled"))
+OSS = "gpt_oss"
 NAMES = {"llama": "Llama 3", "qwen3": "Qwen3", "qwen3_moe": "Qwen3-MoE", "deepseek_v2": "DeepSeek V3",
-         "deepseek_v3": "DeepSeek V3", "llama4_text": "Llama 4"}
+         "deepseek_v3": "DeepSeek V3", "llama4_text": "Llama 4", OSS: "GPT-OSS"}
 RANKS = ("q_rank", "kv_rank")
 COLUMNS, ROWS = ("heads", "kv_heads", "ffn", "vocab"), ("heads", "ffn")
 _EVEN = "view(bs, seqlen, -1, head_dim) of what a column-parallel linear puts out"
@@ -74,11 +76,13 @@ def check(job: Job, options: dict[str, Any]) -> None:
     family = job.graph.architecture.family
     if family not in NAMES:
         raise job.not_yet("implementation", f"{family} in the layers of torchtitan (served: {', '.join(NAMES)})")
+    if family == OSS:
+        check_oss(job, options)
     _check_tensor_parallel(job, family, options)
     if job.has_experts:
         check_experts(job)
     job.one_of("training.loss", training.loss, ("auto",))
-    job.refuse_capacity("torchtitan 0.2.2 models/llama3: no experts")
+    job.refuse_capacity("torchtitan 0.2.2 models/moe/moe.py:408 TokenReorderer: no choice is dropped")
     if training.lengths == "packed":
         raise job.not_yet("training.lengths", "packed sequences with torchtitan's layers")
     if training.method != "full":
@@ -113,18 +117,18 @@ def _check_tied(job: Job, options: dict[str, Any]) -> None:
 
 
 def _check_compiled(job: Job, family: str, options: dict[str, Any]) -> None:
-    if options.get("async_tp") and not _compiles_blocks(options):
+    if options.get("async_tp") and not _compiles_blocks(job, options):
         raise job.illegal("framework_options.async_tp", "Async TP requires 'model' in --compile.components and "
                           "--compile.enable", "torchtitan 0.2.2 distributed/tensor_parallel.py maybe_enable_async_tp")
     if options.get("async_tp") and job.scenario.training.recompute == "none":
         raise job.not_yet("framework_options.async_tp", "asynchronous tensor parallelism without checkpointing")
-    if _compiles_blocks(options) and (job.has_experts or family.startswith("deepseek")):
+    if _compiles_blocks(job, options) and (job.has_experts or family.startswith("deepseek")):
         raise job.not_yet("framework_options.compile", f"what compiled blocks of torchtitan's {NAMES[family]} keep")
 
 
-def _compiles_blocks(options: Mapping[str, Any]) -> bool:
-    """Returns True if torch.compile runs on the blocks, not only on the loss."""
-    return options.get("compile") in (True, "model")
+def _compiles_blocks(job: Job, options: Mapping[str, Any]) -> bool:
+    """Returns True if torch.compile runs on the blocks, not only on the loss; GPT-OSS's never are."""
+    return options.get("compile") in (True, "model") and job.graph.architecture.family != OSS
 
 
 def _check_attention(job: Job, family: str, options: dict[str, Any]) -> None:
@@ -139,16 +143,16 @@ def _check_attention(job: Job, family: str, options: dict[str, Any]) -> None:
 
 def _check_tensor_parallel(job: Job, family: str, options: dict[str, Any]) -> None:
     """Qwen3's plan keeps heads as DTensors up to the output projection; it was measured in eager layers without cp."""
-    if job.mesh.tp == 1 or family in ("llama", "llama4_text"):
+    if job.mesh.tp == 1 or family in ("llama", "llama4_text", OSS):
         return
-    beside = "context parallelism" if job.mesh.cp > 1 else "compiled blocks" if _compiles_blocks(options) else ""
+    beside = "context parallelism" if job.mesh.cp > 1 else "compiled blocks" if _compiles_blocks(job, options) else ""
     if beside:
         raise job.not_yet("mesh.tp", f"tensor parallelism of torchtitan's {NAMES[family]} beside {beside}")
 
 
 def _check_halves(job: Job, options: dict[str, Any]) -> None:
     at = "training.pipeline.schedule"
-    if _compiles_blocks(options):
+    if _compiles_blocks(job, options):
         raise job.illegal(at, "a zero-bubble schedule is not supported with stage modules that have used torch.compile",
                           "torch 2.13 distributed/pipelining/schedules.py _check_torch_compile_compatibility")
     if job.has_experts or job.mesh.tp * job.mesh.cp > 1:
@@ -176,7 +180,7 @@ def in_fp8(job: Job) -> ModelGraph:
     The output layer keeps its dtype. NotYet unless blocks are compiled and checkpointed.
     """
     options = job.options(OPTIONS)
-    if not _compiles_blocks(options):
+    if not _compiles_blocks(job, options):
         raise job.not_yet("training.precision.compute", "compute in fp8 in blocks that are not compiled")
     if job.scenario.training.recompute == "none":
         raise job.not_yet("training.precision.compute", "compute in fp8 in compiled blocks without checkpointing")
@@ -225,7 +229,7 @@ def _layers_a_checkpoint(job: Job) -> int:
     if recompute.modules:
         raise job.illegal("training.recompute.modules", "layers are recomputed whole in mode every",
                           "torchtitan 0.2.2 distributed/activation_checkpoint.py _apply_layer_sac")
-    if _compiles_blocks(job.scenario.framework_options) or job.scenario.training.pipeline.virtual_stages > 1:
+    if _compiles_blocks(job, job.scenario.framework_options) or job.scenario.training.pipeline.virtual_stages > 1:
         raise job.not_yet("training.recompute", "one layer in some under torchtitan with compiled blocks or several "
                           "chunks of a rank")
     return recompute.num_layers
@@ -264,7 +268,9 @@ def options_of(job: Draft, options: dict[str, Any]) -> TorchtitanOptions:
         job.auto("framework_options.compile", "auto", "Inductor's buffers as its CPU backend makes them; rings of "
                  "context parallelism and a loss over a split vocabulary as eager",
                  "an assumption: torch 2.13 was measured with its CPU backend, not with CUDA's, and not these two")
-    if options.get("attn") == "flex":
+    if job.graph.architecture.family == OSS:
+        note_oss(job, options)
+    elif options.get("attn") == "flex":
         job.note("attention by flex_attention", "as flash attention, of whole sequences", "an assumption: torch 2.13 "
                  "_higher_order_ops/flex_attention.py saves what flash attention does; documents' masks are not known")
     if job.mesh.tp == 1:
@@ -273,7 +279,7 @@ def options_of(job: Draft, options: dict[str, Any]) -> TorchtitanOptions:
     repeated = job.flag(options, "repeat_kv", "torchtitan 0.2.2 models/*/model/model.py: enable_gqa", default=False)
     return TorchtitanOptions(early_stop=stop, keeps_logits=stages, disable_loss_parallel=whole, repeat_kv=repeated,
                              keeps_exchange=keeps_exchange(job, options), whole_batch=_splits_sequences(job),
-                             compiled_blocks=_compiles_blocks(options), compiled_loss=compiled in (True, "loss"),
+                             compiled_blocks=_compiles_blocks(job, options), compiled_loss=compiled in (True, "loss"),
                              async_tp=_asynchronous(job, options), fp8_rows=options.get("fp8_recipe") == "rowwise")
 
 
@@ -302,16 +308,18 @@ def _splits_sequences(job: Draft) -> bool:
 def tp_layout(spec: TensorSpec) -> Placements:
     """Returns how tensor parallelism cuts a tensor, as (mesh axis, placement) pairs; empty if it is whole.
 
-    Weights are [out, in]: column-parallel linears, head and embedding are cut on rows (dimension 0), row-parallel ones
-    on columns (1), norms, routers and projections down to a rank are whole. Experts, [experts, out, in], are cut by
-    their width.
+    Weights are [out, in]: column-parallel linears, head and embedding are cut on rows (dimension 0), as their biases
+    and sinks of heads, row-parallel ones on columns (1), norms, routers, other biases and projections down to a rank
+    are whole. Experts, [experts, out, in], are cut by their width.
     """
-    if len(spec.shape) == 1 or spec.component == "router" or spec.dims[0] in RANKS:
+    if spec.component == "router" or spec.dims[0] in RANKS:
         return ()
     if spec.component == "routed_experts":
-        return (("tp", Shard(spec.dims.index("expert_ffn"), even=True)),)
+        return (("tp", Shard(spec.dims.index("expert_ffn"), even=True)),) if "expert_ffn" in spec.dims else ()
     if spec.dims[0] in COLUMNS:
         return (("tp", Shard(0, even=True)),)
+    if len(spec.shape) == 1:
+        return ()
     assert spec.dims[1] in ROWS, spec.name
     return (("tp", Shard(1, even=True)),)
 

@@ -62,7 +62,8 @@ def experts_dim(job: Job) -> int:
     share = job.mesh.axis(experts_axes(job)[0]).size
     if block is None or job.mesh.ep == 1 or share * job.mesh.ep <= block.num_experts:
         return 0
-    for size in (block.expert_ffn // job.mesh.etp, block.hidden):
+    width = block.expert_ffn * (2 if block.bias else 1)  # GPT-OSS: gate and up are one matrix
+    for size in (width // job.mesh.etp, block.hidden):
         if size % share:
             raise job.illegal("mesh.ep", f"FSDP does not support uneven sharding on dim 1: {size} entries on {share} "
                               f"ranks; {EXPERTS}: efsdp x ep > num_experts",

@@ -26,7 +26,8 @@ class Wrapping:
     separate units; `experts_apart`: they belong to no other unit; `packed_apart`: weights in 4 bits belong to no unit.
     `replicates`: HSDP. `checkpointed`: layers are inside a checkpoint's wrapper. `joins_copies`: all experts of a layer
     are one tensor (KempnerForge, packed). `experts_axes`: mesh axes over which the experts' unit is cut and copied.
-    `norm_in_root`: the last norm is the root's where the head is a unit. `ties_again`: [Note: tied behind a plan].
+    `norm_in_root`: the last norm is the root's where the head is a unit. `embedding_apart`: the embedding alone is a
+    unit beside the layers, and reshards as they do. `ties_again`: [Note: tied behind a plan].
     `compute`, `reduce`: dtypes of gathered parameters and of reduced gradients.
     """
 
@@ -48,6 +49,7 @@ class Wrapping:
     last_experts: bool | int = True
     norm_in_root: bool = False
     ties_again: bool = False
+    embedding_apart: bool = False
     experts_axes: tuple[str, str] = ("expert_dp", "")
 
 
@@ -84,11 +86,13 @@ def _around(graph: ModelGraph, stage: tuple[int, ...], *types: type) -> list[int
 
 
 def _together(graph: ModelGraph, wrapping: Wrapping, stage: tuple[int, ...]) -> list[Unit]:
-    """The root has all that no layer has."""
+    """The root has all that no layer, nor an embedding that is a unit, has."""
     tower = [layer for layer in _around(graph, stage, *PARTS) if not _is_tower_layer(graph, layer)]
-    around = sorted((*_around(graph, stage, Embedding, FinalNorm, Head, Loss), *tower))
+    apart = _around(graph, stage, Embedding) if wrapping.embedding_apart else []
+    around = sorted({*_around(graph, stage, Embedding, FinalNorm, Head, Loss), *tower} - {*apart})
     span = _called(graph, wrapping, stage)
-    return [_unit(graph, wrapping, "root", around, reshard=wrapping.root, span=span, is_root=True)]
+    return [_unit(graph, wrapping, "root", around, reshard=wrapping.root, span=span, is_root=True),
+            *(_unit(graph, wrapping, graph.layers[layer].path, [layer], reshard=wrapping.layers) for layer in apart)]
 
 
 def _called(graph: ModelGraph, wrapping: Wrapping, stage: tuple[int, ...]) -> tuple[int, int]:

@@ -9,15 +9,16 @@ biases, heads of query and key a norm, and half of a head is rotated. The module
 configurations name (`num_nextn_predict_layers`) is not built for training (`num_mtp_layers`: for generation alone);
 Megatron's option `mtp_num_layers` adds it.
 
-GLM-5 (`models/glm_moe_dsa`) has the indexer of DeepSeek-V3.2. GLM-5.2's layers that reuse the keys which an earlier one
-chose (`indexer_types`) are not modelled.
+GLM-5 (`models/glm_moe_dsa`) has the indexer of DeepSeek-V3.2. Some layers of GLM-5.2 have none and take keys that an
+earlier one chose: `indexer_types`, or what transformers 5.23 `configuration_glm_moe_dsa.py` makes of `index_topk_freq`
+and `index_skip_topk_offset`, or of `index_topk_pattern`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from simcore.models.blocks import Attention, Branch, LatentAttention, LayerKind
+from simcore.models.blocks import Attention, Branch, LatentAttention, LayerKind, Mlp, Moe
 from simcore.models.config import Architecture, Config, ModelFamily
 from simcore.models.families.decoder import attention, chain, decoder_layer, mlp, rotated_dims
 from simcore.models.families.deepseek import indexer, latent_attention, sigmoid_experts
@@ -35,10 +36,11 @@ def architecture(config: Config) -> Architecture:
     family = str(config.fields["model_type"])
     if family in ("glm", "glm4"):
         return _dense(config, family)
-    mixer, rotated = _grouped(config) if family == "glm4_moe" else _latent(config, family)
-    dense = decoder_layer(family, mixer, mlp(config))
-    sparse = decoder_layer(family, mixer, sigmoid_experts(config))
-    layers = [dense if kind == "dense" else sparse for kind in _kinds(config, family)]
+    mixer, rotated = _grouped(config) if family == "glm4_moe" else _latent(config)
+    blocks: dict[str, Mlp | Moe] = {"dense": mlp(config), "sparse": sigmoid_experts(config)}
+    mixers = _choosing(config, mixer) if family == "glm_moe_dsa" else [mixer] * config.integer("num_hidden_layers")
+    layers = [decoder_layer(family, own, blocks[kind]) for own, kind in zip(
+        mixers, _kinds(config, family), strict=True)]
     further = config.integer("mtp_num_layers", default=0, least=0) if family == "glm4_moe" else 0
     return chain(config, family, layers, rotated, further)
 
@@ -54,15 +56,34 @@ def _dense(config: Config, family: str) -> Architecture:
     return chain(config, family, [layer] * config.integer("num_hidden_layers"), rotated)
 
 
-def _latent(config: Config, family: str) -> tuple[LatentAttention, int]:
+def _latent(config: Config) -> tuple[LatentAttention, int]:
     config.refuse("attention_bias")
     mixer = latent_attention(config)
-    if family == "glm_moe_dsa":
-        count = config.integer("num_hidden_layers")
-        if "shared" in config.names("indexer_types", ("full",) * count, ("full", "shared")):
-            raise config.fail("indexer_types", "layers that reuse keys which an earlier one chose are not modelled yet")
-        mixer = replace(mixer, indexer=indexer(config, heads=32))
     return mixer, mixer.rope
+
+
+def _choosing(config: Config, mixer: Attention | LatentAttention) -> list[LatentAttention]:
+    """Attention of each layer, which sees chosen keys; InputError if no layer below has chosen any."""
+    assert isinstance(mixer, LatentAttention)
+    kinds = _indexers(config)
+    if kinds[0] == "shared":
+        raise config.fail("indexer_types", "the first layer takes keys of an earlier one, and there is none")
+    own = replace(indexer(config, heads=32), shared="shared" in kinds)
+    return [replace(mixer, indexer=replace(own, borrows=kind == "shared")) for kind in kinds]
+
+
+def _indexers(config: Config) -> tuple[str, ...]:
+    """"full" or "shared" of each layer."""
+    count, words = config.integer("num_hidden_layers"), ("full", "shared")
+    every, behind = config.integer("index_topk_freq", default=1), config.integer("index_skip_topk_offset", default=2)
+    usual = tuple(words[max(layer - behind + 1, 0) % every > 0] for layer in range(count))
+    pattern = config.fields.get("index_topk_pattern")
+    if pattern is not None and not isinstance(pattern, str):
+        raise config.fail("index_topk_pattern", "expected letters F and S; a list is that of indexer_types")
+    if pattern and (len(pattern) < count or not set(pattern) <= set("FS")):
+        raise config.fail("index_topk_pattern", f"expected a letter, F or S, for each of {count} layers, got {pattern}")
+    usual = tuple("shared" if letter == "S" else "full" for letter in pattern[:count]) if pattern else usual
+    return config.names("indexer_types", usual, words)
 
 
 def _grouped(config: Config) -> tuple[Attention, int]:
@@ -83,5 +104,6 @@ def _kinds(config: Config, family: str) -> tuple[str, ...]:
 
 
 FAMILY = ModelFamily(architecture, further_fields=(
-    "use_qk_norm", "partial_rotary_factor", "mlp_layer_types", "indexer_types"), untied={
+    "use_qk_norm", "partial_rotary_factor", "mlp_layer_types", "indexer_types", "index_topk_freq",
+    "index_skip_topk_offset", "index_topk_pattern"), untied={
     "megatron": "Bridge main 2026-08-22 models/glm/glm45_bridge.py:68: share_embeddings_and_output_weights = False"})

@@ -122,9 +122,11 @@ def _llama4(config: Config) -> Architecture:
     moe = Moe(config.integer("hidden_size"), experts, top_k(config, experts), width, width, gated=True,
               router="sigmoid", normalised=False, weighs_input=True)
     dense = Mlp(moe.hidden, config.integer("intermediate_size_mlp"))
-    mixer = attention(config)
+    chunk, mixer = config.integer("attention_chunk_size", default=8192), attention(config)
+    mixers = (replace(mixer, rotary=False, tempered=config.boolean("attn_temperature_tuning", default=True)),
+              replace(mixer, unit_norms=config.boolean("use_qk_norm", default=True), chunk=chunk))
     layers = [LayerKind("decoder" if (i + 1) % step else "moe_decoder", "llama4_text", mixer.hidden, (
-        Branch("input_layernorm", "self_attn", replace(mixer, rotary=bool(turned[i]))),
+        Branch("input_layernorm", "self_attn", mixers[bool(turned[i])]),
         Branch("post_attention_layernorm", "feed_forward", dense if (i + 1) % step else moe))) for i in range(count)]
     return chain(config, "llama4_text", layers, mixer.head_dim)
 

@@ -2,16 +2,16 @@
 
 An image keeps its size, in multiples of the patches that become a token, `spatial_merge_size` each way
 (`models/mistral3`, Mistral3PatchMerger). All patches of a microbatch attend to all, under a mask that parts images
-(`models/pixtral`). The decoder is that of `mistral` or `ministral3`, one module deeper (`model.language_model`). Head
-and embedding share a weight where the model's own configuration says nothing, whatever `text_config` says
-(`configuration_mistral3.py`).
+(`models/pixtral`). The decoder is that of `mistral`, `ministral3` or `mistral4`, one module deeper
+(`model.language_model`). Head and embedding share a weight where the model's own configuration says nothing, whatever
+`text_config` says (`configuration_mistral3.py`).
 """
 
 from __future__ import annotations
 
 from simcore.models.blocks import LayerKind
 from simcore.models.config import Architecture, Config, ModelFamily
-from simcore.models.families import mistral
+from simcore.models.families import deepseek, mistral
 from simcore.models.vision.around import decoder_of, image_sides, part_of, with_layers, with_tower
 from simcore.models.vision_blocks import RowLayer, RowPatches, RowProjector
 
@@ -24,7 +24,7 @@ def architecture(config: Config) -> Architecture:
     """Layers and sizes of a model with a `Mistral3Config`; InputError for values that are not modelled."""
     text = with_layers(config, part_of(config, "text_config", _text_type(config)), tied=True)
     vision = part_of(config, "vision_config", "pixtral")
-    made = mistral.architecture(text)
+    made = (deepseek if text.fields["model_type"] == "mistral4" else mistral).architecture(text)
     merge = config.integer("spatial_merge_size", default=2)
     patches = pixtral_patches(config, vision, merge)
     config.choice("projector_hidden_act", ("gelu",))
@@ -42,9 +42,9 @@ def _text_type(config: Config) -> str:
     """Family of the decoder; `mistral` if it does not say one."""
     text = config.fields.get("text_config")
     found = text.get("model_type", "mistral") if isinstance(text, dict) else "mistral"
-    if found not in ("mistral", "ministral3"):
-        raise config.fail("text_config", f"model_type: expected mistral or ministral3, got {found!r}: others are not "
-                          "modelled yet behind this tower")
+    if found not in ("mistral", "ministral3", "mistral4"):
+        raise config.fail("text_config", f"model_type: expected mistral, ministral3 or mistral4, got {found!r}: others "
+                          "are not modelled yet behind this tower")
     return str(found)
 
 

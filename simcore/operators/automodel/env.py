@@ -42,9 +42,9 @@ ALONE: Final = AUTOMODEL_LOCAL_MOE
 class Env:
     """Things that every operator of one recorded layer needs: its tape, workload and options.
 
-    `held`: tensors that the decoder layer holds until it returns. `cache`: results that a checkpoint keeps for its
-    replay, by name; None outside such a checkpoint. `fp8`: the layer's products by TransformerEngine are in 8 bits.
-    `begins`, `ends`: the first and the last of several runs of the same layer.
+    `held`: tensors that the decoder layer holds until it returns; `lent`: those that others hold longer. `cache`:
+    results that a checkpoint keeps for its replay, by name; None outside such a checkpoint. `fp8`: the layer's products
+    by TransformerEngine are in 8 bits. `begins`, `ends`: the first and the last of several runs of the same layer.
     """
 
     tape: Tape
@@ -52,6 +52,7 @@ class Env:
     options: AutomodelOptions
     cache: dict[str, tuple[Tensor, ...]] | None = None
     held: list[Tensor] = field(default_factory=list)
+    lent: list[Tensor] = field(default_factory=list)
     fp8: bool = False
     begins: bool = True
     ends: bool = True

@@ -4,10 +4,9 @@ nemo-automodel 0.7.0 `components/models/gpt_oss/{model,layers}.py`, `components/
 `components/moe/experts.py` (`_apply_bias`, `_ChunkedBiasAdd`, `_checkpointed_chunked_expert_mlp`). Query and key are
 rotated as Qwen3-MoE's are.
 
-[Note: flex attention] Query, key and value are copied to [b, heads, s, d]; torch 2.13's compiled `flex_attention` keeps
-them, the output and its logsumexp (`_inductor/kernel/flex/flex_attention.py`), and hands out a scaled copy of that. The
-output is multiplied by a sigmoid of it and of the sinks in fp32, cast back, and copied to [b, s, heads, d]. Masks are
-kept by size ([b, heads, blocks of 128] in int32, four times), see `block_masks`.
+Query, key and value are copied to [b, heads, s, d] ([Note: flex attention] in `operators/shared/aten/flex.py`). The
+output is multiplied by a sigmoid of its logsumexp and of the sinks in fp32, cast back, and copied to [b, s, heads, d].
+Masks are kept by size ([b, heads, blocks of 128] in int32, four times).
 
 [Note: biases of experts] `torch._grouped_mm` takes none, so a bias is repeated for each row and added in a new tensor;
 that of the second product is weighted in fp32, and autograd keeps what was repeated. Above 12,288 rows a function adds
@@ -28,14 +27,11 @@ from simcore.operators.automodel.env import Env
 from simcore.operators.automodel.layers import linear, te_attention
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Operand, Saved, needs_grad, new
-from simcore.recording.kernel_shape import shape_of_heads
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
-__all__ = ["block_masks", "in_chunks", "is_chunked", "oss_attention", "with_bias"]
+__all__ = ["in_chunks", "is_chunked", "oss_attention", "with_bias"]
 
 Biases = Sequence[Operand | None]
-_BLOCK: Final = 128
-"""Rows and columns of a mask's block (torch 2.13 `nn/attention/flex_attention.py`, _DEFAULT_SPARSE_BLOCK_SIZE)."""
 _CHUNK: Final = 4096
 _WHOLE: Final = 12288
 _MOST: Final = 512 << 20
@@ -65,54 +61,12 @@ def oss_attention(env: Env, x: Tensor, block: Attention, path: str) -> Tensor:
     return linear(env, out.view(*x.shape[:2], block.q_size), f"{path}.o_proj")
 
 
-def _flex(tape: Tape, q: Tensor, k: Tensor, v: Tensor, pairs: int) -> tuple[Tensor, Tensor]:
-    """(output, scaled logsumexp in fp32, one a query and head): [Note: flex attention]."""
-    shapes, dtype, (batch, seq, heads, dim) = [t.shape for t in (q, k, v)], q.dtype, q.shape
-    rows, flops, moved = (batch, seq, heads), pairs * heads * 2 * dim, q.nbytes + k.nbytes + v.nbytes
-
-    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
-        _delta = new(tape, rows, "fp32", "attention_delta", 2 * q_bytes)
-        made: Grads = [tape.empty(shape, dtype, "grad_attention") for shape in shapes]
-        tape.compute(Kernel.ATTENTION, flops * 5 // 2, 3 * moved,
-                     shape_of_heads(dim, dim, batch * seq * heads, backward=True))
-        return made
-
-    q_bytes = q.nbytes
-    node = tape.node((q, k, v), (q, k, v), backward)
-    out = tape.empty(q.shape, dtype, "attention")
-    statistics = tape.empty(rows, "fp32", "logsumexp")
-    tape.compute(Kernel.ATTENTION, flops, moved + out.nbytes, shape_of_heads(dim, dim, batch * seq * heads))
-    scaled = new(tape, rows, "fp32", "logsumexp_scaled", statistics.nbytes)
-    tape.save(node, out, statistics)
-    out.node, scaled.node, scaled.output = node, node, 1
-    return out, scaled
-
-
 def _scaled_flex(tape: Tape, q: Tensor, k: Tensor, v: Tensor, pairs: int, sinks: Param) -> Tensor:
     """`(out * sigmoid(logsumexp - sinks)).to(q.dtype)` (`FlexAttention.forward`)."""
-    out, logsumexp = _flex(tape, q, k, v, pairs)
-    scale = aten.sigmoid(tape, _apart(tape, logsumexp, sinks))
+    out, logsumexp = aten.flex_attention(tape, q, k, v, pairs)
+    scale = aten.sigmoid(tape, aten.less_sinks(tape, logsumexp, sinks))
     out = aten.mul(tape, out, scale.view(*scale.shape, 1), "scaled_attention")
     return aten.cast(tape, out, q.dtype)
-
-
-def _apart(tape: Tape, x: Tensor, sinks: Param) -> Tensor:
-    """`x - sinks`, in x's shape; the gradient of the sinks is negated, summed and cast."""
-    shape, trains = x.shape, sinks.trainable
-
-    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
-        return [grads[0], new(tape, shape, "fp32", "grad_sinks") if trains else None]
-
-    node = tape.node((x, sinks), (), backward, reduce_to=(shape, sinks.shape), cast_to=("fp32", sinks.dtype))
-    out = new(tape, shape, "fp32", "from_sinks", x.nbytes)
-    out.node = node
-    return out
-
-
-def block_masks(block: Attention, batch: int, seq: int) -> int:
-    """Bytes of the mask that flex attention keeps for one length and window (`FlexAttention.block_masks`)."""
-    blocks = -(-seq // _BLOCK)
-    return 4 * 4 * batch * block.num_heads * blocks * (1 + blocks)
 
 
 # ---- experts --------------------------------------------------------------------------------------------------------

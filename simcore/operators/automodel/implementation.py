@@ -38,9 +38,9 @@ from simcore.operators.automodel.adapters.split import own_columns
 from simcore.operators.automodel.compiled.layer import compiled_layer
 from simcore.operators.automodel.dense import DENSE, dense_attention, dense_norm, norms_by_kernel, qwen3_moe_attention
 from simcore.operators.automodel.env import ALONE, BESIDE, Env, around
-from simcore.operators.automodel.gpt_oss import block_masks, oss_attention
+from simcore.operators.automodel.gpt_oss import oss_attention
 from simcore.operators.automodel.head import LINEAR_LOSSES, head, loss
-from simcore.operators.automodel.latent import latent_attention
+from simcore.operators.automodel.latent import drop_chosen, latent_attention, received_keys, sent_keys
 from simcore.operators.automodel.layers import attention, mlp
 from simcore.operators.automodel.moe import moe_of
 from simcore.operators.automodel.options import AutomodelOptions
@@ -71,11 +71,12 @@ def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
     """Bytes that the first step makes and that stay: "rotary_cache" of dense models, "block_masks" of flex attention.
 
     Tables: fp32 cosines and sines of every position so far: `models/llama/rope_utils.py`,
-    LlamaRotaryEmbedding._build_cache. Masks: one of each window ([Note: flex attention] in `gpt_oss`).
+    LlamaRotaryEmbedding._build_cache. Masks: one of each window ([Note: flex attention] in
+    `operators/shared/aten/flex.py`).
     """
     found = [2 * 4 * run.seq * run.cp * block.block.head_dim for kind, run in runs if kind.family in DENSE
              for block in kind.branches if isinstance(block.block, Attention)]
-    masks = {block.block.window: block_masks(block.block, run.batch, run.seq) for kind, run in runs
+    masks = {block.block.window: aten.block_masks(run.seq, run.batch * block.block.num_heads) for kind, run in runs
              for block in kind.branches if isinstance(block.block, Attention) and AutomodelOptions.of(run.options).flex}
     return {"rotary_cache": max(found, default=0), **({"block_masks": sum(masks.values())} if masks else {})}
 
@@ -93,7 +94,8 @@ def stage_stem(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int
             dim = block.rope if isinstance(block, LatentAttention) else block.rotated or block.head_dim
             if kind.family in OF_GRIDS:
                 return kept_on_stage(kind.family, run, dim)
-            return {name: math.prod(shape) * dtype_bytes(dtype) for name, shape, dtype in _angles(kind, run, dim)}
+            return {name: math.prod(shape) * dtype_bytes(dtype) for name, shape, dtype in (
+                *_angles(kind, run, dim), *received_keys(run, block))}
     return {}
 
 
@@ -147,7 +149,7 @@ def _part(env: Env, kind: LayerKind) -> RecordedLayer:
     hidden = None
     masks.clear()
     tables.drop_late()
-    dropped = tape.cut()
+    dropped, late = drop_chosen(env)
     if out.node is not None:
         tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, AFTER))
     tape.backward()
@@ -159,7 +161,7 @@ def _part(env: Env, kind: LayerKind) -> RecordedLayer:
     elif isinstance(kind.block, Head) and env.param("lm_head.weight").tied:
         leave_waiting(tape)
     _hand_back(tape, leaf)
-    sections = (_EMPTY, dropped) if run.first and _holds_stem(kind, run) else (dropped, _EMPTY)
+    sections = (_EMPTY, dropped) if run.first and _holds_stem(kind, run) else (dropped, late)
     made = RecordedLayer(forward, tape.cut(), *sections, grads=tape.release_grads())
     held.clear()
     return replace(made, release=tape.cut())
@@ -394,5 +396,5 @@ def _loss(env: Env, block: Loss) -> RecordedLayer:
 
 
 IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors, standing=standing, stage_stem=stage_stem,
-                                       stands_by_chunk=True, exports_experts_apart=True, predicts_last=True,
-                                       builds_towers=True)
+                                       stage_sends=sent_keys, stands_by_chunk=True, exports_experts_apart=True,
+                                       predicts_last=True, builds_towers=True)

@@ -20,6 +20,7 @@ from simcore.operators.shared.aten import Grads, Saved, needs_grad, new
 from simcore.operators.shared.dtensor import same_everywhere, sum_everywhere
 from simcore.operators.shared.float8_linear import float8_linear
 from simcore.operators.shared.ring_attention import ring_attention
+from simcore.operators.shared.rms_norm import wide_norm
 from simcore.recording.kernel_shape import shape_of_heads
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
@@ -29,12 +30,12 @@ __all__ = ["attention", "by_heads", "column", "core_attention", "linear", "mlp",
 Adapted = Callable[[Tape, LayerWorkload, Tensor, tuple[Param, Param], Tensor, str], Tensor]
 
 
-def norm(env: Env, x: Tensor, path: str) -> Tensor:
-    """RMSNorm of `x` in fp32 inside one kernel (`torch_fp32`, compiled), in the shape and type of `x`.
+def norm(env: Env, x: Tensor, path: str, *, by_backend: bool = True) -> Tensor:
+    """RMSNorm of `x` in the shape and type of `x`, which keeps x and the weight.
 
-    `path`: name of the norm's module. 0.7.0 recomputes the root: the released custom operator saves x and the weight
-    only (`models/common/utils.py`, `_float32_rms_norm_impl`); snapshots before it let the compiler save the reciprocal
-    root too.
+    `path`: name of the norm's module. `by_backend`: it is one of `backend.rms_norm`; 0.7.0's `torch_fp32` computes in
+    fp32 beside its input, `wide_norm`. The other kernels save the reciprocal root of each row too, and so do
+    snapshots before 0.7.0, where torch.compile saw into the norm.
     """
     tape, weight = env.tape, env.param(f"{path}.weight")
     shape, dtype, w_shape, num_bytes = x.shape, x.dtype, weight.shape, x.nbytes
@@ -46,7 +47,10 @@ def norm(env: Env, x: Tensor, path: str) -> Tensor:
         return [to_x, to_weight]
 
     node = tape.node((x, weight), (x, weight), backward)
-    out = new(tape, shape, dtype, "norm", num_bytes, Kernel.NORM, 4 * x.numel)
+    if by_backend and env.options.wide_norms:
+        out = wide_norm(tape, x, weight)
+    else:
+        out = new(tape, shape, dtype, "norm", num_bytes, Kernel.NORM, 4 * x.numel)
     if env.options.keeps_norm_rstd:
         rstd = tape.empty(shape[:-1], "fp32", "norm_rstd")
         tape.save(node, rstd)

@@ -19,7 +19,7 @@ from simcore.operators.automodel.dispatch_deepep import deepep, hybridep
 from simcore.operators.automodel.dispatch_local import gathered
 from simcore.operators.automodel.env import Env
 from simcore.operators.automodel.layers import linear, mlp
-from simcore.operators.automodel.router import chosen_softmax_gate, fake_gate, sigmoid_gate, softmax_gate
+from simcore.operators.automodel.router import chosen_softmax_gate, corrected_gate, fake_gate, softmax_gate
 from simcore.operators.automodel.sparse import SparseFamily
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved
@@ -37,25 +37,27 @@ from simcore.recording.tape import (
 __all__ = ["moe", "moe_of"]
 
 
-def moe(env: Env, x: Tensor, block: Moe, path: str, *, wide: bool = False, wide_product: bool = True) -> Tensor:
+def moe(env: Env, x: Tensor, block: Moe, path: str, *, wide: bool = False, wide_product: bool = True,
+        corrects: bool = False) -> Tensor:
     """Output of a mixture-of-experts block for `x` [batch, sequence, hidden], in x's shape.
 
     `MoE.forward`: the shared expert runs between router and experts, its output waits for theirs. `path`: the module's
-    name; `wide`: the router's weights stay fp32, `wide_product`: its product is in fp32, see `sparse`. Routed experts
-    of a latent width get a projection of every token, which lives until their output is projected back.
+    name; `wide`: the router's weights stay fp32, `wide_product`: its product is in fp32, `corrects`: a buffer corrects
+    what a softmax makes of it, see `sparse`. Routed experts of a latent width get a projection of every token, which
+    lives until their output is projected back.
     """
     shape = x.shape
     x = x.view(env.run.tokens, block.hidden)
     given = linear(env, x, f"{path}.fc1_latent_proj") if block.latent else x
     if env.options.fake_balanced_gate:
         weights, indices = fake_gate(env, x, block)
-    elif block.router == "softmax":
+    elif block.router == "softmax" and not corrects:
         weights, indices = softmax_gate(env, x, block, f"{path}.gate")
     elif block.router == "topk_softmax":
         weights, indices = chosen_softmax_gate(env, x, block, f"{path}.gate")
     else:
-        weights, indices = sigmoid_gate(env, x, block, f"{path}.gate", "fp32" if wide else x.dtype,
-                                        "fp32" if wide_product else x.dtype)
+        weights, indices = corrected_gate(env, x, block, f"{path}.gate", "fp32" if wide else x.dtype,
+                                          "fp32" if wide_product else x.dtype)
     shared = _shared_expert(env, x, block, path) if block.shared_ffn else None
     y = _experts(env, given, weights, indices, block, f"{path}.experts")
     if block.latent:
@@ -71,7 +73,7 @@ def moe_of(env: Env, x: Tensor, block: Moe, path: str, sparse: SparseFamily | No
     `sparse`: None for a family whose router is an ordinary one.
     """
     run = partial(moe, env, block=block, path=path, wide=sparse is not None and sparse.wide,
-                  wide_product=sparse is None or sparse.wide_product)
+                  wide_product=sparse is None or sparse.wide_product, corrects=sparse is not None and sparse.corrects)
     apart = sparse is not None and sparse.wide_gate and env.options.fp32_unit
     return as_inner_unit(env.tape, x, run, OF_FP32) if apart else run(x)
 

@@ -56,7 +56,7 @@ def mamba(env: Env, x: Tensor, block: Mamba2, path: str) -> Tensor:
         return split_conv_scan(tape, projected, block, small, tail, numbers[:1])
     out = split_conv_scan(tape, projected, block, small, None)
     out = aten.all_to_all(tape, out, rows, "cp")
-    out = norm(env, out, f"{path}.norm")
+    out = norm(env, out, f"{path}.norm", by_backend=False)
     return linear(env, out, f"{path}.out_proj")
 
 

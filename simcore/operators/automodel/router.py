@@ -11,7 +11,7 @@ from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Operand, Saved, needs_grad, new
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
-__all__ = ["chosen_softmax_gate", "fake_gate", "sigmoid_gate", "softmax_gate"]
+__all__ = ["chosen_softmax_gate", "corrected_gate", "fake_gate", "softmax_gate"]
 
 
 def fake_gate(env: Env, x: Tensor, block: Moe) -> tuple[Tensor, Tensor]:
@@ -24,19 +24,31 @@ def fake_gate(env: Env, x: Tensor, block: Moe) -> tuple[Tensor, Tensor]:
     return weights, new(tape, shape, "int64", "topk_indices")
 
 
-def sigmoid_gate(env: Env, x: Tensor, block: Moe, path: str, dtype: str, product: str = "fp32") -> tuple[Tensor,
-                                                                                                          Tensor]:
+def corrected_gate(env: Env, x: Tensor, block: Moe, path: str, dtype: str, product: str = "fp32") -> tuple[Tensor,
+                                                                                                            Tensor]:
     """(weights, int64 indices) of the chosen experts of `x` [tokens, hidden], both [tokens, top_k].
 
     `Gate.forward` with `gate_precision` fp32, which most models set: weight and input are cast, not the product.
     `path`: name of the gate's module; `dtype`: that of the weights that come out; `product`: that of the product, which
-    is cast to fp32 after it if no `gate_precision` is set.
+    is cast to fp32 after it if no `gate_precision` is set. A buffer corrects the scores for the choice: by sigmoid, or
+    by softmax (`softmax_with_bias`).
     """
     tape = env.tape
     seen, weight = aten.cast(tape, x, product), aten.cast(tape, env.param(f"{path}.weight"), product)
     assert isinstance(seen, Tensor)
-    scores = aten.cast(tape, _project(env, seen, weight), "fp32")
-    scores = aten.sigmoid(tape, scores)
+    logits = _project(env, seen, weight)  # which the gate names until it returns
+    weights, indices, original = _corrected(env, logits, block)
+    made = aten.cast(tape, weights, dtype)
+    original = aten.cast(tape, original, dtype) if product == "fp32" else original
+    assert isinstance(made, Tensor)
+    return made, indices
+
+
+def _corrected(env: Env, logits: Tensor, block: Moe) -> tuple[Tensor, Tensor, Tensor]:
+    """`Gate._route_scores` with a correction: (weights, indices, scores that add up to one)."""
+    tape = env.tape
+    scores = aten.cast(tape, logits, "fp32")
+    scores = (aten.softmax if block.router == "softmax" else aten.sigmoid)(tape, scores)
     original = scores
     scores = aten.add_scalar(tape, scores)  # the correction bias, a buffer
     indices = _choose(env, scores, block.top_k)
@@ -44,12 +56,9 @@ def sigmoid_gate(env: Env, x: Tensor, block: Moe, path: str, dtype: str, product
     if block.normalised and block.top_k > 1:
         total = _row_sum(tape, weights)
         everything = _row_sum(tape, original)
-        weights = _divide(tape, weights, total)
-        original = _divide(tape, original, everything)
-    weights = aten.mul_scalar(tape, weights)
-    made, original = aten.cast(tape, weights, dtype), aten.cast(tape, original, dtype)
-    assert isinstance(made, Tensor)
-    return made, indices
+        weights = _quotient(tape, weights, total)
+        original = _quotient(tape, original, everything)
+    return aten.mul_scalar(tape, weights), indices, original
 
 
 def softmax_gate(env: Env, x: Tensor, block: Moe, path: str) -> tuple[Tensor, Tensor]:
@@ -187,17 +196,3 @@ def _choose(env: Env, scores: Tensor, top_k: int) -> Tensor:
 
 def _row_sum(tape: Tape, x: Tensor) -> Tensor:
     return aten.add_scalar(tape, aten.sum_last(tape, x, keepdim=True))
-
-
-def _divide(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
-    shape, b_shape, dtype, moved = a.shape, b.shape, a.dtype, a.nbytes + b.nbytes
-
-    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
-        to_b = new(tape, shape, dtype, "grad_div", 3 * moved)
-        to_a = new(tape, shape, dtype, "grad_div", moved)
-        return [to_a, new(tape, b_shape, dtype, "grad_div", to_b.nbytes)]
-
-    node = tape.node((a, b), (a, b), backward)
-    out = new(tape, shape, dtype, "div", moved)
-    out.node = node
-    return out

@@ -1,8 +1,8 @@
 """Families with experts in every layer, or in every one but the first, whose models NeMo Automodel 0.7.0 writes alike.
 
 `components/models/{deepseek_v3,deepseek_v32,glm4_moe,glm4_moe_lite,glm_moe_dsa,gpt_oss,hy_v3,ling_v2,minimax_m2,
-qwen3_moe,qwen3_next}/model.py`, `{qwen3_5_moe,qwen3_vl_moe}/model.py`: attention, then an MLP or experts, each behind
-its norm, with rotary tables that the model makes of position ids. Nemotron-H has a model of another kind.
+mistral4,qwen3_moe,qwen3_next}/model.py`, `{qwen3_5_moe,qwen3_vl_moe}/model.py`: attention, then an MLP or experts, each
+behind its norm, with rotary tables that the model makes of position ids. Nemotron-H has a model of another kind.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ class SparseFamily:
     expert parallelism has been read. `wide`: the router's weights stay fp32 (`router_weights_fp32`); `wide_product`:
     its product is in fp32 (`gate_precision`); `wide_gate`: its parameter is fp32 (`gate_dtype`), and the whole block of
     experts, without those that are routed to, is an FSDP2 unit inside the layer. `holds_given`: its blocks' variable
-    `mlp_in` holds what experts are given until a block returns. `splits`: mesh axes other than ep that its class says
-    it supports (`ModelCapabilities`).
+    `mlp_in` holds what experts are given until a block returns. `corrects`: a buffer corrects the scores of its softmax
+    for the choice, and no loss balances them (`softmax_with_bias`). `splits`: mesh axes other than ep that its class
+    says it supports (`ModelCapabilities`).
     """
 
     model: str
@@ -40,6 +41,7 @@ class SparseFamily:
     wide_product: bool = True
     wide_gate: bool = False
     holds_given: bool = False
+    corrects: bool = False
     splits: tuple[str, ...] = ("cp", "pp")
 
 
@@ -54,6 +56,8 @@ SPARSE: Final = {
     "glm_moe_dsa": SparseFamily("GlmMoeDsaForCausalLM", "glm_moe_dsa"),
     "hy_v3": SparseFamily("HYV3ForCausalLM", "hy_v3", wide=False, wide_product=False, splits=("pp",)),
     "minimax_m2": SparseFamily("MiniMaxM2ForCausalLM", "minimax_m2", wide_gate=True, splits=("pp",)),
+    "mistral4": SparseFamily("Mistral4ForCausalLM", "mistral4", holds_stem=True, wide_product=False, corrects=True,
+                             splits=("pp",)),
     "qwen3_5_moe_text": SparseFamily("Qwen3_5MoeForCausalLM", "qwen3_5_moe", holds_stem=True, wide=False,
                                      wide_product=False),
     "qwen3_next": SparseFamily("Qwen3NextForCausalLM", "qwen3_next", wide=False, wide_product=False, splits=()),

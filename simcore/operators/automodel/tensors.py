@@ -43,8 +43,9 @@ from simcore.operators.shared.indexer import indexer_tensors
 __all__ = ["FAMILIES", "layer_of", "layers_of_further", "moves_stem", "tensors"]
 
 FAMILIES: Final = tuple(sorted({"llama", "nemotron_h", "qwen2", "qwen3", *QWEN3_5, *SPARSE}))
-_TOWERS: Final = ("nemotron_h_omni", "qwen3_5", "qwen3_5_moe", "qwen3_vl_moe")
-"""Families whose tower runs before Automodel's own layers: transformers' (`models/qwen3_{5*,vl_moe}`), or RADIO."""
+_TOWERS: Final = ("mistral3", "nemotron_h_omni", "qwen3_5", "qwen3_5_moe", "qwen3_vl_moe")
+"""Families whose tower stands before Automodel's own layers: transformers' (`models/{qwen3_5*,qwen3_vl_moe,mistral4}`),
+or RADIO."""
 
 
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
@@ -209,7 +210,7 @@ def _latent(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
         TensorSpec(f"{at}.kv_a_layernorm.weight", (b.kv_rank,), ("kv_rank",), "norms", "norm"),
         linear_weight(f"{at}.kv_b_proj", (b.kv_size, "heads"), (b.kv_rank, "kv_rank"), "attention"),
         linear_weight(f"{at}.o_proj", hidden, (b.out_size, "heads"), "attention"),
-        *(() if b.indexer is None else indexer_tensors(f"{at}.indexer", b)),
+        *indexer_tensors(f"{at}.indexer", b),
     )
 
 
@@ -239,7 +240,7 @@ def _moe(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
     specs = [
         TensorSpec(f"{at}.gate.weight", (experts, b.hidden), ("experts_router", "hidden"), "router", "router",
                    "fp32" if family in SPARSE and SPARSE[family].wide_gate else ""),
-        *((correction,) if b.router == "sigmoid" else ()),
+        *((correction,) if b.router == "sigmoid" or (family in SPARSE and SPARSE[family].corrects) else ()),
         *((TensorSpec(f"{at}.gate.bias", (experts,), ("experts_router",), "router", "router"),) if b.bias else ()),
         TensorSpec(f"{at}.experts.gate_and_up_projs", (experts, size, up), ("experts", seen, "expert_ffn"),
                    "routed_experts", "grouped"),

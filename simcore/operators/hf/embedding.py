@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from simcore.models.blocks import Attention, Embedding, LayerKind
+from simcore.models.blocks import Attention, Embedding, LatentAttention, LayerKind
 from simcore.operators.hf import remote_code
 from simcore.operators.hf.families import EMBEDDINGS, TABLES, Family, of_family
 from simcore.operators.hf.gemma4.beside import Beside
@@ -250,16 +250,26 @@ def _positions(tape: Tape, run: LayerWorkload, family: Family) -> Tensor:
 
 
 def _rotary_tables(tape: Tape, run: LayerWorkload, dim: int, positions: Tensor,
-                   family: Family) -> tuple[Tensor, Tensor]:
-    """The tables of cos and sin, made in fp32."""
+                   family: Family) -> tuple[Tensor, ...]:
+    """The tables of cos and sin, made in fp32; or one of complex numbers."""
     halves = family.halves_rotary
     shape = (_rows_of_tables(run, family) * run.seq, dim // 2 if halves else dim)
     freqs = _frequencies(tape, run, dim, aten.select(tape, positions, positions.shape, "fp32", "positions"))
+    if family.complex_tables:
+        return (_complex_table(tape, freqs),)
     angles = freqs if halves else aten.select(tape, freqs, shape, "fp32", "angles")
     cos = aten.select(tape, aten.select(tape, angles, shape, "fp32", "cos"), shape, "fp32", "cos")
     sin = aten.select(tape, aten.select(tape, angles, shape, "fp32", "sin"), shape, "fp32", "sin")
     kept = "fp32" if family.wide_tables else stream_dtype(run)
     return aten.cast(tape, cos, kept), aten.cast(tape, sin, kept)
+
+
+def _complex_table(tape: Tape, freqs: Tensor) -> Tensor:
+    """Complex numbers of length one by their angles `freqs`, times a number (`Llama4TextRotaryEmbedding`)."""
+    _ones, shape = aten.new(tape, freqs.shape, "fp32", "ones"), (*freqs.shape, 2)
+    table = aten.new(tape, shape, "fp32", "freqs_cis", 2 * freqs.nbytes)
+    del _ones
+    return aten.select(tape, table, shape, "fp32", "freqs_cis")
 
 
 def _tables_of_grids(tape: Tape, run: LayerWorkload, dim: int, positions: Tensor, grids: int) -> tuple[Tensor, Tensor]:
@@ -304,13 +314,15 @@ def stem_of(tape: Tape, kind: LayerKind, run: LayerWorkload) -> tuple[Inputs, li
     family = of_family(kind.family)
     shared = [] if not family.has_positions else [Tensor(None, (), "int64") if _are_given(run) else
         tape.external(shape_of_positions(run, family), "int64", tape.slot("position_ids", "activation"), down)]
-    rotary = next((b.block.rotated or b.block.head_dim for b in kind.branches
-                   if isinstance(b.block, Attention) and b.block.rotary), kind.tables)
+    rotary = next((_turned(b.block) for b in kind.branches if isinstance(b.block, Attention | LatentAttention)
+                   and _turned(b.block)), kind.tables)
     if rotary:
         rotary //= 1 + family.halves_rotary
-        dtype, rows = "fp32" if family.wide_tables else stream_dtype(run), _rows_of_tables(run, family)
+        is_wide, rows = family.wide_tables or family.complex_tables, _rows_of_tables(run, family)
+        dtype = "fp32" if is_wide else stream_dtype(run)
         passing = kind.tables if _turns(kind) else 0
-        sizes = zip(_names_of_tables(rotary, passing), (rotary, rotary, passing, passing), strict=True)
+        sizes = [*zip(_names_of_tables(rotary, passing), (rotary, rotary, passing, passing), strict=True)]
+        del sizes[1:1 + family.complex_tables]  # one table of as many numbers
         shared += [tape.external((rows, run.seq, 1, size), dtype, tape.slot(name, "activation"), down)
                    for name, size in sizes if size]
     mask = mask_of(tape, run, kind.family, window_of(kind))
@@ -334,6 +346,13 @@ def called(tape: Tape, kind: LayerKind, run: LayerWorkload,
     passes = of_family(kind.family).passes_positions
     return inputs._replace(positions=inputs.positions if passes else None, own=beside.slice,
                            lending=beside.lending), inputs.positions, further
+
+
+def _turned(block: Attention | LatentAttention) -> int:
+    """Dimensions of a head that are rotated."""
+    if isinstance(block, LatentAttention):
+        return block.rope
+    return (block.rotated or block.head_dim) * block.rotary
 
 
 def _names_of_tables(own: int, passing: int) -> tuple[str, ...]:

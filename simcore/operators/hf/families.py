@@ -11,12 +11,15 @@ from functools import partial
 from typing import Final
 
 from simcore.errors import NotYet, Problem
-from simcore.models.blocks import Attention, Branch, GatedDeltaNet, LayerKind, Mlp, Moe
+from simcore.models.blocks import Attention, Branch, GatedDeltaNet, LatentAttention, LayerKind, Mlp, Moe
 from simcore.operators.hf import decoders, gpt_oss, hybrid, layers, remote_code
 from simcore.operators.hf import liger as hf_liger
 from simcore.operators.hf import moe as hf_moe
 from simcore.operators.hf.autocast import layer_norm
+from simcore.operators.hf.latent import attention as latent
 from simcore.operators.hf.layers import Core, Inputs, has_eager_attention, has_flash_attention, is_of_hub
+from simcore.operators.hf.llama4 import attention as llama4_attention
+from simcore.operators.hf.llama4.experts import moe as llama4_moe
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.hf.recurrent import delta_net, mamba
 from simcore.operators.shared import aten
@@ -185,8 +188,36 @@ def _moe_with_wide_weights(tape: Tape, run: LayerWorkload, branch: Branch, input
     return hf_moe.moe(tape, run, branch, inputs.hidden, wide=True), None
 
 
+def _moe_in_groups(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+    return hf_moe.moe(tape, run, branch, inputs.hidden, route=hf_moe.route_in_groups), None
+
+
+def _moe_of_deepseek_v2(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+    return hf_moe.moe(tape, run, branch, inputs.hidden, route=hf_moe.route_greedily), None
+
+
 def _moe_of_gpt_oss(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
     return gpt_oss.moe(tape, run, branch, inputs.hidden)
+
+
+def _moe_of_llama4(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+    block, name, x = branch.block, branch.name, inputs.hidden
+    assert isinstance(block, Moe)
+    weights = {part: run.params[f"{name}.experts.{part}"] for part in ("gate_up_proj", "down_proj")}
+    out, logits = llama4_moe(
+        tape, block, hf_moe.as_rows(tape, x, (run.tokens, block.hidden)), weights,
+        lambda part, rows: layers.linear(tape, run, f"{name}.{part}", rows),
+        lambda part, rows: layers.mlp(tape, run, f"{name}.{part}", Mlp(block.hidden, block.shared_ffn), rows))
+    return out.view(*x.shape), logits
+
+
+def _attention_of_llama4(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+    block = branch.block
+    assert isinstance(block, Attention)
+    return llama4_attention.attention(
+        tape, block, inputs.hidden, inputs.cos,
+        lambda part, x: layers.linear(tape, run, f"{branch.name}.{part}_proj", x),
+        lambda *parts: layers.core_of(tape, run, block, parts, inputs.mask)), None
 
 
 def _moe_beside_mlp(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
@@ -195,6 +226,26 @@ def _moe_beside_mlp(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inpu
 
 def _mamba(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
     return mamba(tape, run, branch, inputs.hidden), None
+
+
+def _core_of_latent(tape: Tape, block: LatentAttention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """SDPA: the flash kernel takes heads of one size alone, the memory-efficient one takes others.
+
+    torch 2.13 `transformers/cuda/sdp_utils.cpp`, check_head_dim_size_flash.
+    """
+    if block.value != block.nope + block.rope:
+        return aten.wide_attention(tape, query, key, value)
+    return aten.contiguous(tape, aten.scaled_dot_product_attention(tape, query, key, value), "attention")
+
+
+def _latent(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, norm: Norm) -> Tensor:
+    block, name = branch.block, branch.name
+    assert isinstance(block, LatentAttention)
+    tables = tuple(table for table in (inputs.cos, inputs.sin) if table is not None)
+    modules = latent.Modules(lambda part, x: layers.linear(tape, run, f"{name}.{part}", x),
+                             lambda part, x: norm(tape, run.params[f"{name}.{part}.weight"], x),
+                             lambda *parts: _core_of_latent(tape, block, *parts))
+    return latent.latent_attention(tape, block, inputs.hidden, tables, modules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,9 +258,11 @@ class Family:
     `has_positions`: the model makes position ids; `passes_positions`: its layers get them; `adds_cached_positions`: the
     length of the cache, a zero, is added to them. `halves_rotary`: rotary tables have half a head's size. `masks`:
     number of masks that the model makes for eager attention; with two, one is for whole layers, one for those within a
-    window. `wide_tables`: rotary tables stay in fp32. `holds_embeddings`: what dropout is given of the embedding lives
-    until the model returns. `scales_behind`: the model multiplies what comes out of its embedding, whose own output
-    lives as long as the graph where it is asked for a gradient (enable_input_require_grads hooks the embedding).
+    window. `wide_tables`: rotary tables stay in fp32. `complex_tables`: one table of complex numbers. `holds_mixed`:
+    layers hold what attention put out until they return, and what it was given until that is added. `holds_embeddings`:
+    what dropout is given of the embedding lives until the model returns. `scales_behind`: the model multiplies what
+    comes out of its embedding, whose own output lives as long as the graph where it is asked for a gradient
+    (enable_input_require_grads hooks the embedding).
     """
 
     norm: Norm = _norm
@@ -226,6 +279,8 @@ class Family:
     keeps_grids: bool = False
     wide_tables: bool = False
     holds_embeddings: bool = False
+    complex_tables: bool = False
+    holds_mixed: bool = False
     scales_behind: bool = False
 
 
@@ -233,6 +288,7 @@ _LLAMA: Final = Family()
 FAMILIES: Final = {
     "bamba": Family(adds_cached_positions=False),
     "cohere2": Family(norm=decoders.cohere2_norm, attention=_turning_by(decoders.cohere2_rotate), masks=2),
+    "deepseek_v2": Family(moe=_moe_of_deepseek_v2, complex_tables=True),
     "ernie4_5": Family(attention=_turning_by(decoders.ernie_rotate), wide_tables=True),
     "falcon_h1": Family(attention=_attention_with_factors, mlp=_mlp_with_factors, mamba=_mamba_with_factors,
                         scales_behind=True),
@@ -248,7 +304,10 @@ FAMILIES: Final = {
     "granite": Family(scales_behind=True),
     "granitemoehybrid": Family(mlp=_shared_mlp, moe=_moe_beside_mlp, passes_positions=False, scales_behind=True),
     "hunyuan_v1_dense": Family(attention=_attention_of_hunyuan),
+    "llama4_text": Family(norm=llama4_attention.rms_norm, attention=_attention_of_llama4, moe=_moe_of_llama4,
+                          complex_tables=True, holds_mixed=True),
     "mamba2": Family(has_positions=False),
+    "mistral4": Family(moe=_moe_in_groups),
     "ministral3": Family(attention=_turning_by(decoders.ministral3_turn)),
     "mixtral": Family(moe=_moe_with_wide_weights),
     "nemotron_h": Family(norm=_norm_in_fp32),
@@ -301,6 +360,8 @@ def mix(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, family: 
     functions = of_family(family)
     if isinstance(branch.block, Attention):
         return functions.attention(tape, run, branch, inputs)
+    if isinstance(branch.block, LatentAttention):
+        return _latent(tape, run, branch, inputs, functions.norm), None
     if isinstance(branch.block, Mlp):
         return functions.mlp(tape, run, branch, inputs)
     if isinstance(branch.block, Moe):  # under Automodel every rank of tp has all experts

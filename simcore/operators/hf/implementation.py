@@ -41,7 +41,7 @@ from simcore.operators.implementation import Implementation
 from simcore.operators.shared import aten
 from simcore.operators.shared.compiled_block import compiled_block
 from simcore.operators.shared.compiled_kernels import CompiledBlock
-from simcore.operators.shared.features import refuse
+from simcore.operators.shared.features import CHUNKS, TEMPERED, UNIT_NORMS, WEIGHED_INPUT, refuse
 from simcore.operators.shared.layer_borders import BEFORE, hand_on, run_around_hook, stream_dtype
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Param, Section, Tape, Tensor
@@ -61,7 +61,7 @@ SERVED: Final = frozenset({"norms of query and key", "biases of query, key and v
                            "a vision tower", "a mixer beside attention", "a norm of values", "values out of keys",
                            "a scaled output of layers", "gated experts chosen by sigmoid",
                            "attention both ways within an image", "keys and values of another layer",
-                           "inputs of single layers"})
+                           "inputs of single layers", "latent attention", UNIT_NORMS, TEMPERED, CHUNKS, WEIGHED_INPUT})
 """Features (`operators/shared/features.py`) of models that these layers are recorded with."""
 
 _LINEARS: Final = {**{f"w{part}": f"self_attn.{part}_proj" for part in "qkvo"},
@@ -100,19 +100,25 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     return _layer(tape, kind, run)
 
 
+def _is_replayed(run: LayerWorkload, options: HfOptions) -> bool:
+    """True if a layer of a tower is recomputed."""
+    return run.checkpoint != "none" and (options.checkpoints_frozen or any(
+        param.trainable for param in run.params.values()))
+
+
 def _modules(run: LayerWorkload) -> Modules:
     """Modules of a tower as those of the decoder: with adapters, packed, under autocast, inside checkpoints."""
     options = HfOptions.of(run.options)
     is_wide = options.wide_sdpa and options.attn_implementation == "sdpa"
     attention = "sdpa_fp32" if is_wide else options.attn_implementation
     return Modules(attention, linear, layer_norm, narrowed, "fp32" if options.autocast else "",
-                   "fp32" if options.wide_tower else "", is_replayed=run.checkpoint != "none",
+                   "fp32" if options.wide_tower else "", is_replayed=_is_replayed(run, options),
                    drops_output=options.automodel is None and run.loss != "hf_keep_logits", is_cast=options.casts_tower,
                    is_wide=options.wide_outputs, is_packed=run.options.position_axes > 0)
 
 
-_SIGMOID: Final = ("glm4_moe",)
-"""Families whose gated experts are chosen by the router of Nemotron-H, operator for operator."""
+_SIGMOID: Final = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "llama4_text")
+"""Families whose gated experts are chosen by the router of Nemotron-H, operator for operator, or by their own."""
 _OTHERS: Final = ("gpt2", "mpt")
 """Families whose layers transformers builds of modules that are not recorded (`Conv1D`; a fused projection)."""
 
@@ -165,8 +171,7 @@ def _layer(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
     tape.casts.clear()
     casts = tape.cut()
     del body
-    mask, given = inputs.mask if _keeps_mask(run, out) else None, inputs.mask
-    inputs = None
+    mask, given, inputs = inputs.mask if _keeps_mask(run, out) else None, inputs.mask, None
     returned = tape.cut()  # copies that a hook made of what the model holds
     held_by_model = _embeddings(tape, kind, run), output_before(tape, kind, run)
     if run.input_waits:
@@ -290,8 +295,7 @@ def _branches(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -
         return _beside(tape, kind, run, inputs)
     if run.checkpoint != "none" and HfOptions.of(run.options).checkpoints_parts:
         return _by_parts(tape, kind, run, inputs)
-    x, _held = inputs.hidden, None
-    _both: list[Tensor] = []
+    x, _held, _both = inputs.hidden, None, list[Tensor]()
     if kind.paired:
         x = _pair(tape, kind, run, inputs, _both)
     for branch in kind.branches[2 * kind.paired:]:
@@ -305,8 +309,10 @@ def _branches(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -
         tape.scope = f"{branch.name}."
         fed = inputs._replace(hidden=x, drops=kind.dropout)
         x, given = mix(tape, run, branch, fed, kind.family)
-        if kind.dropout and not isinstance(branch.block, Attention):
-            x = aten.dropout(tape, x)
+        mixes = isinstance(branch.block, Attention)
+        x = aten.dropout(tape, x) if kind.dropout and not mixes else x
+        kept = [fed.hidden] * (mixes and of_family(kind.family).holds_mixed)
+        _both += [x] * len(kept)
         del fed
         _held = _held if given is None else given
         del given
@@ -315,6 +321,7 @@ def _branches(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -
             x = norm(tape, run, f"{branch.behind}.", x, kind.family)
         tape.scope = ""
         x = aten.add(tape, residual, aten.mul_scalar(tape, x) if kind.scaled else x, "residual")
+        kept.clear()
     if inputs.own is not None:
         del residual
         x = add_own_input(tape, run, x, inputs.own, linear)

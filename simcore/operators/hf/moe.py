@@ -5,6 +5,7 @@ Routing cannot be known here: it is perfectly balanced, batched products over eq
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -29,15 +30,20 @@ from simcore.recording.tape import (
     Tensor,
 )
 
-__all__ = ["ByExpert", "as_rows", "by_expert", "by_token", "moe", "returning_logits", "routed"]
+__all__ = ["ByExpert", "as_rows", "by_expert", "by_token", "moe", "returning_logits", "route_greedily",
+           "route_in_groups", "routed"]
+
+Route = Callable[[Tape, LayerWorkload, str, Moe, Tensor], tuple[Tensor, Tensor, Tensor]]
+"""(tape, run, the block's module, block, rows) -> (logits, weights, indices) of the chosen experts."""
 
 
-def moe(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor, *, wide: bool = False) -> Tensor:
+def moe(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor, *, wide: bool = False,
+        route: Route | None = None) -> Tensor:
     """Output of an MoE block for `x` [b, s, hidden], in x's shape.
 
     Router, routed experts and, if there is one, a shared expert on the same input. `wide`: a softmax router's weights
-    are fp32 instead of the compute dtype (a sigmoid router's always are, beside a gated shared expert never). Over tp
-    the router is whole on every rank.
+    are fp32 instead of the compute dtype (a sigmoid router's always are, beside a gated shared expert never). `route`:
+    the router, None for the usual one. Over tp it is whole on every rank.
     """
     block = branch.block
     assert isinstance(block, Moe)
@@ -50,8 +56,8 @@ def moe(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor, *, wide: bool
     rows = x.view(run.tokens, block.hidden)
     # The logits stay in a local variable that is not read; those of the hub's router are its own.
     whole = replace(run, tp=1)
-    if block.router == "sigmoid":
-        logits, weights, indices = _route(tape, whole, name, block, rows)
+    if route is not None or block.router == "sigmoid":
+        logits, weights, indices = (route or _route)(tape, whole, name, block, rows)
     else:
         dtype = "fp32" if wide else run.compute
         logits, weights, indices = _route_by_softmax(tape, whole, name, block, rows, dtype)
@@ -128,25 +134,70 @@ def _route(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor) -> 
 
     All in fp32; under autocast the product, and so scores and weights, are in the compute dtype, sums stay fp32.
     """
-    tokens, experts = run.tokens, block.num_experts
     weight = run.params[f"{name}.gate.weight"]
     logits = product(tape, run, aten.cast(tape, x, "fp32"), aten.cast(tape, weight, "fp32"), "gate")
     scores = aten.sigmoid(tape, logits)
-    choice = aten.add_scalar(tape, scores, dtype="fp32")
-    group_scores = aten.sum_last(tape, aten.topk(tape, choice.view(tokens, 1, experts), 2)[0])
-    group_indices = aten.topk(tape, group_scores, 1)[1]
-    group_mask = aten.select(tape, group_scores, (tokens, 1), "fp32", "group_mask")
-    mask = aten.select(tape, aten.select(tape, group_mask, (tokens, experts), "uint8", "mask"), (tokens, experts),
-                       "uint8", "mask")
-    choice = aten.masked_fill(tape, choice, mask)
-    del mask
+    return logits, *_chosen(tape, block, scores, corrects=True)
+
+
+def route_in_groups(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same of a softmax that stays in the type of its logits, without a correction (`Mistral4TopkRouter`)."""
+    logits = linear(tape, run, f"{name}.gate", x)
+    scores = aten.softmax(tape, logits)
+    return logits, *_chosen(tape, block, scores, corrects=False)
+
+
+def route_greedily(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same of a softmax in fp32 that is not normalised (`DeepseekV2TopkRouter`), within the groups of the best."""
+    weight = run.params[f"{name}.gate.weight"]
+    logits = aten.linear(tape, aten.cast(tape, x, "fp32"), aten.cast(tape, weight, "fp32"), "gate")
+    scores = aten.softmax(tape, logits)
+    if block.num_groups > 1:
+        tokens, groups = scores.shape[0], block.num_groups
+        best = aten.select(tape, scores, (tokens, groups), "fp32", "group_scores")
+        _picked = tape.empty((tokens, groups), "int64", "max_indices")
+        _indices = aten.topk(tape, best, block.chosen_groups)[1]
+        _named = _mask_of_groups(tape, best, scores.shape)
+        scores = aten.masked_fill(tape, scores, _left_out(tape, _named[-1], scores.shape))
+    weights, indices = aten.topk(tape, scores, block.top_k)
+    return logits, aten.mul_scalar(tape, weights), indices
+
+
+def _mask_of_groups(tape: Tape, of_groups: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Masks of groups [tokens, groups] and, with several, of experts [tokens, experts]: variables of the router."""
+    mask = aten.select(tape, of_groups, of_groups.shape, of_groups.dtype, "group_mask")
+    if of_groups.shape[-1] == 1:
+        return (mask,)
+    return mask, aten.select(tape, mask, shape, of_groups.dtype, "score_mask")
+
+
+def _left_out(tape: Tape, mask: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Truth values [tokens, experts] of experts that are in none of the chosen groups."""
+    return aten.select(tape, aten.select(tape, mask, shape, "uint8", "mask"), shape, "uint8", "mask")
+
+
+def _chosen(tape: Tape, block: Moe, scores: Tensor, *, corrects: bool) -> tuple[Tensor, Tensor]:
+    """(weights, indices) of the experts with the largest scores within the best groups of experts.
+
+    `corrects`: a buffer is added to the scores for the choice.
+    """
+    (tokens, experts), groups, dtype = scores.shape, block.num_groups, scores.dtype
+    choice = aten.add_scalar(tape, scores, dtype="fp32") if corrects else scores
+    of_groups = choice.view(tokens, groups, experts // groups)
+    group_scores = aten.sum_last(tape, aten.topk(tape, of_groups, 2)[0])
+    del of_groups
+    group_indices = aten.topk(tape, group_scores, block.chosen_groups)[1]
+    _named = _mask_of_groups(tape, group_scores, scores.shape)
+    choice = aten.masked_fill(tape, choice, _left_out(tape, _named[-1], scores.shape))
     indices = aten.topk(tape, choice, block.top_k)[1]
     weights = aten.gather(tape, scores, indices)
-    denominator = aten.add_scalar(tape, aten.sum_last(tape, weights, keepdim=True, dtype="fp32"))
-    aten.div_(tape, weights, denominator)
+    if block.normalised:
+        denominator = aten.add_scalar(tape, aten.sum_last(tape, weights, keepdim=True, dtype="fp32" if dtype == "fp32"
+                                                          else ""))
+        aten.div_(tape, weights, denominator)
     weights = aten.mul_scalar(tape, weights)
     del group_indices
-    return logits, weights, indices
+    return weights, indices
 
 
 def _route_by_softmax(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor,

@@ -26,7 +26,8 @@ Experts = Callable[[Tape, LayerWorkload, Branch, Tensor], Tensor]
 class HfOptions(ImplementationOptions):
     """Options of transformers' layers in one run; names of upstream's own options are kept.
 
-    `math_attention`: torch's attention of grouped heads without a mask is plain operators, not a kernel.
+    `checkpoints_frozen`: layers of a tower without a trained parameter are recomputed too. `math_attention`: torch's
+    attention of grouped heads without a mask is plain operators, not a kernel.
     `experts_unit`: the experts are a separate data-parallel unit. `grouped_experts`: transformers' grouped products
     (experts_implementation: grouped_mm) instead of batched ones over equal groups of rows. `inv_freq`: stored dtype of
     the rotary frequencies. `casts_stream`: FSDP2's hook casts a hidden state and rotary tables in fp32 to the compute
@@ -51,6 +52,7 @@ class HfOptions(ImplementationOptions):
     """
 
     attn_implementation: AttentionImplementation = "sdpa"
+    checkpoints_frozen: bool = True
     math_attention: bool = False
     experts_unit: bool = False
     grouped_experts: bool = False

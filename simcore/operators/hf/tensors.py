@@ -24,6 +24,7 @@ from simcore.models.blocks import (
 )
 from simcore.models.tensor import TensorSpec, linear_weight
 from simcore.models.vision_blocks import VisionPart
+from simcore.operators.hf.compressed.tensors import end_tensors, layer_tensors
 from simcore.operators.shared import mpt_tensors
 from simcore.operators.shared.features import refuse_megatrons
 from simcore.operators.shared.indexer import indexer_tensors
@@ -38,6 +39,10 @@ def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
     Megatron builds, and for those of MPT that only llm-foundry builds.
     """
     refuse_megatrons(kind)
+    if kind.streams is not None:
+        return tuple(layer_tensors(kind))
+    if isinstance(kind.block, FinalNorm) and kind.block.streams:
+        return tuple(end_tensors(kind.block))
     if kind.family == "mpt":
         return mpt_tensors.plain_tensors(kind)
     block = kind.block
@@ -111,8 +116,8 @@ def _embedding(block: Embedding) -> tuple[TensorSpec, ...]:
 
 
 def _scale() -> tuple[TensorSpec, ...]:
-    """Buffer by which Gemma multiplies its embedding (`Gemma2TextScaledWordEmbedding`)."""
-    return (TensorSpec("embed_scale", (), (), "embedding", "buffer", "fp32", is_buffer=True, trainable=False),)
+    """Buffer by which Gemma multiplies its embedding (`Gemma2TextScaledWordEmbedding`), in the type it is loaded in."""
+    return (TensorSpec("embed_scale", (), (), "embedding", "factors", is_buffer=True, trainable=False),)
 
 
 def _norm(at: str, size: int, dim: str = "hidden", *, biased: bool = False) -> tuple[TensorSpec, ...]:
@@ -184,7 +189,7 @@ def _latent(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
     yield from _norm(f"{name}.kv_a_layernorm.", b.kv_rank, "kv_rank")
     yield linear_weight(f"{name}.kv_b_proj", (b.kv_size, "heads"), (b.kv_rank, "kv_rank"), "attention")
     yield linear_weight(f"{name}.o_proj", hidden, (b.out_size, "heads"), "attention")
-    yield from () if b.indexer is None else indexer_tensors(f"{name}.indexer", b)
+    yield from indexer_tensors(f"{name}.indexer", b)
 
 
 def _mlp(name: str, b: Any, family: str, component: str = "mlp") -> Iterable[TensorSpec]:

@@ -9,6 +9,7 @@ from simcore.errors import NotYet, Problem
 from simcore.models.blocks import (
     Attention,
     Branch,
+    CompressedAttention,
     Embedding,
     FinalNorm,
     GatedDeltaNet,
@@ -23,11 +24,14 @@ from simcore.models.blocks import (
 )
 from simcore.models.vision_blocks import VisionPart
 
-__all__ = ["LATENT", "WEIGHED_INPUT", "features", "refuse", "refuse_megatrons"]
+__all__ = ["CHUNKS", "LATENT", "TEMPERED", "UNIT_NORMS", "WEIGHED_INPUT", "features", "refuse", "refuse_megatrons"]
 
 LATENT: Final = "experts of a latent width"
 WEIGHED_INPUT: Final = "experts whose input is weighed"
 PREDICTIONS: Final = "multi-token prediction"
+UNIT_NORMS: Final = "norms of query and key without weights"
+TEMPERED: Final = "queries by a number of their position"
+CHUNKS: Final = "attention within chunks"
 
 
 def refuse(kind: LayerKind, served: frozenset[str], code: str) -> None:
@@ -81,6 +85,7 @@ def features(kind: LayerKind) -> tuple[str, ...]:
                     ("a scaled output of layers", kind.scales_output),
                     ("inputs of single layers", kind.own_input is not None),
                     ("experts beside an MLP", bool(kind.joined)),
+                    ("several residual streams", kind.streams is not None),
                     ("a vision tower", isinstance(kind.block, VisionPart)),
                     ("a scaled embedding or scaled logits", kind.scaled and bool(kind.block)))
     if isinstance(kind.block, Mtp):
@@ -92,7 +97,7 @@ def _mixer(block: Mixer) -> Iterator[str]:
     if isinstance(block, LatentAttention):
         yield "latent attention"
         yield from _named(("an indexer of keys", block.indexer is not None),
-                          ("biases of attention", block.bias),
+                          ("biases of attention", block.bias), (TEMPERED, block.tempered),
                           ("latent attention without norms on the way up", not block.inner_norms))
     elif isinstance(block, Attention):
         yield from _named(("norms of query and key", block.qk_norm),
@@ -106,13 +111,14 @@ def _mixer(block: Mixer) -> Iterator[str]:
                           ("values out of keys", block.values_from_keys),
                           ("attention both ways within an image", block.two_way),
                           ("keys and values of another layer", block.borrows or block.lent > 0),
+                          (UNIT_NORMS, block.unit_norms), (TEMPERED, block.tempered), (CHUNKS, block.chunk > 0),
                           ("rotation of a part of each head", 0 < block.rotated < block.head_dim))
     elif isinstance(block, Mamba2):
         yield from _named(("biases of Mamba's projections", block.bias),
                           ("a convolution without a bias", not block.conv_bias),
                           ("Mamba without its norm", not block.normed))
-    elif isinstance(block, GatedDeltaNet):
-        yield "the gated delta rule"
+    elif isinstance(block, GatedDeltaNet | CompressedAttention):
+        yield "the gated delta rule" if isinstance(block, GatedDeltaNet) else "attention over compressed keys"
     elif isinstance(block, Mlp):
         yield from _named(("a GELU MLP", block.gelu), ("biases of the MLP", block.bias))
     elif isinstance(block, Moe):
@@ -125,6 +131,7 @@ def _mixer(block: Mixer) -> Iterator[str]:
                           ("a router with a scale of each expert", block.router == "scaled_softmax"),
                           ("gated experts chosen by sigmoid", block.gated and block.router == "sigmoid"),
                           ("a gate of the shared expert", block.shared_gate),
+                          ("a router by roots of softplus", block.router == "sqrtsoftplus"),
                           (WEIGHED_INPUT, block.weighs_input),
                           (LATENT, block.latent > 0))
 

@@ -22,16 +22,17 @@ from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved, new
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
-__all__ = ["Projections", "chosen_keys", "indexer_tensors", "number_mask", "truth_mask"]
+__all__ = ["Projections", "chosen_keys", "indexer_tensors", "number_mask", "truth_mask", "turned_heads"]
 
 _TRUTH = "uint8"
 """Type with the size of torch's truth values."""
 
 
 def indexer_tensors(path: str, block: LatentAttention) -> Iterator[TensorSpec]:
-    """The indexer at `path` of a block that has one: parameters without a gradient, in registration order."""
-    assert block.indexer is not None
+    """The indexer at `path`: parameters without a gradient, in registration order; none of a block without its own."""
     index = block.indexer
+    if index is None or index.borrows:
+        return
     for name, out, into in (("wq_b", (index.num_heads * index.head_dim, "index_heads"), (block.q_rank, "q_rank")),
                             ("wk", (index.head_dim, "index_dim"), (block.hidden, "hidden"))):
         yield _linear(f"{path}.{name}", out, into)
@@ -78,11 +79,7 @@ def _glm_scores(tape: Tape, q: Tensor, k: Tensor, weigh: Callable[[], Tensor], r
     `q` [batch, sequence, heads, d], `k` [batch, sequence, 1, d].
     """
     batch, seq, heads, size = q.shape
-    turned_query, plain_query = aten.split(tape, q, (rope, size - rope))
-    turned_key, plain_key = aten.split(tape, k, (rope, size - rope))
-    turned_query = _turned(tape, turned_query)
-    turned_key = _turned(tape, turned_key)
-    query, key = aten.cat(tape, turned_query, plain_query), aten.cat(tape, turned_key, plain_key)
+    query, key, *_parts = turned_heads(tape, q, k, rope)
     weights = aten.mul_scalar(tape, aten.cast(tape, weigh(), "fp32"))
     scores = aten.product(tape, aten.cast(tape, query, "fp32"), aten.cast(tape, key, "fp32"),
                           (batch, seq, heads, seq), size, "index_scores")
@@ -92,7 +89,18 @@ def _glm_scores(tape: Tape, q: Tensor, k: Tensor, weigh: Callable[[], Tensor], r
     del scores
     later = _later(tape, seq)
     total = aten.masked_fill(tape, total, later)
-    return [total, later, weights, query, key, turned_query, turned_key, plain_query, plain_key]
+    return [total, later, weights, query, key, *_parts]
+
+
+def turned_heads(tape: Tape, q: Tensor, k: Tensor, rope: int) -> list[Tensor]:
+    """Query [b, s, heads, d] and key [b, s, 1, d] with their first `rope` dimensions rotated, and what they join."""
+    rest = q.shape[3] - rope
+    turned_query, plain_query = aten.split(tape, q, (rope, rest))
+    turned_key, plain_key = aten.split(tape, k, (rope, rest))
+    turned_query = _turned(tape, turned_query)
+    turned_key = _turned(tape, turned_key)
+    joined = [aten.cat(tape, turned_query, plain_query), aten.cat(tape, turned_key, plain_key)]
+    return [*joined, turned_query, turned_key, plain_query, plain_key]
 
 
 def _turned(tape: Tape, x: Tensor) -> Tensor:

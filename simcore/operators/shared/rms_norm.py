@@ -1,11 +1,14 @@
-"""RMSNorm of transformers 5.23, operator by operator (`models/llama`, `nemotron_h`, `gpt_oss`, `gemma`, `gemma4`)."""
+"""RMSNorm of transformers 5.23, operator by operator (`models/llama`, `nemotron_h`, `gpt_oss`, `gemma`, `gemma4`).
+
+And Automodel's in fp32.
+"""
 
 from __future__ import annotations
 
 from simcore.operators.shared import aten
-from simcore.recording.tape import Param, Tape, Tensor
+from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
-__all__ = ["rms_norm", "rms_norm_by_power", "rms_norm_from_zero", "rms_norm_in_fp32"]
+__all__ = ["rms_norm", "rms_norm_by_power", "rms_norm_from_zero", "rms_norm_in_fp32", "wide_norm"]
 
 
 def rms_norm(tape: Tape, weight: Param, x: Tensor, *, weight_in_fp32: bool) -> Tensor:
@@ -58,3 +61,17 @@ def rms_norm_by_power(tape: Tape, weight: Param | None, x: Tensor) -> Tensor:
 def _by_power(tape: Tape, x: Tensor) -> Tensor:
     mean = aten.add_scalar(tape, aten.mean(tape, aten.square(tape, x)))
     return aten.mul(tape, x, aten.square(tape, mean))  # pow too, and as many kernels in backward
+
+
+def wide_norm(tape: Tape, x: Tensor, weight: Param, name: str = "norm") -> Tensor:
+    """RMSNorm of `x` [..., hidden] by the custom operator of `rms_norm: torch_fp32`, which keeps nothing; like `x`.
+
+    `F.rms_norm(x.float(), ..., weight.float()).to(x.dtype)`: a compiler does not see into it, so that each of its
+    kernels writes a tensor (nemo-automodel 0.7.0 `models/common/utils.py`, _float32_rms_norm_impl).
+    """
+    cast_x, cast_weight = (one if one.dtype == "fp32" else aten.new(tape, one.shape, "fp32", f"{name}_fp32", one.nbytes)
+                           for one in (x, weight))
+    made = aten.new(tape, x.shape, "fp32", f"{name}_fp32", cast_x.nbytes, Kernel.NORM, 4 * x.numel)
+    rstd = tape.empty(x.shape[:-1], "fp32", "norm_rstd")
+    del rstd, cast_x, cast_weight
+    return made if x.dtype == "fp32" else aten.new(tape, x.shape, x.dtype, name, made.nbytes)

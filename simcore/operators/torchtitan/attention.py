@@ -21,20 +21,25 @@ from simcore.operators.torchtitan.options import TorchtitanOptions
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Tape, Tensor
 
-__all__ = ["attention", "linear", "rotary_buffer", "rotary_entries", "rotary_table"]
+__all__ = ["attention", "linear", "rotary_buffer", "rotary_entries", "rotary_table", "rotated_halves"]
 
 
 def rotary_buffer(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
-    """{name: bytes} of the rotary table, a buffer of the model: `freqs_cis`, or Qwen3's `rope_cache`.
+    """{name: bytes} of the rotary table, a buffer of the model: `freqs_cis`, or `rope_cache`.
 
-    0 bytes without attention. For each position it has a complex64 a pair of dimensions, or in Qwen3 fp32 cosine and
-    sine of each dimension.
+    0 bytes without attention. For each position it has a complex64 a pair of dimensions, or in Qwen3 and GPT-OSS fp32
+    cosine and sine of each dimension.
     """
     blocks = [(run, branch.block) for kind, run in runs for branch in kind.branches
               if isinstance(branch.block, Attention | LatentAttention)]
-    halves = any(isinstance(block, Attention) and block.qk_norm for _, block in blocks)
+    halves = any(_turns_halves(block) for _, block in blocks)
     size = max((run.seq * run.cp * _turned_size(block) * (8 if halves else 4) for run, block in blocks), default=0)
     return {"rope_cache" if halves else "freqs_cis": size}
+
+
+def _turns_halves(block: object) -> bool:
+    """True for Qwen3 and GPT-OSS, whose table is in fp32."""
+    return isinstance(block, Attention) and (block.qk_norm or block.sinks)
 
 
 def _turned_size(block: Attention | LatentAttention) -> int:
@@ -43,13 +48,14 @@ def _turned_size(block: Attention | LatentAttention) -> int:
 
 
 def rotary_table(tape: Tape, run: LayerWorkload, kind: LayerKind) -> Tensor | None:
-    """Copy of Qwen3's rotary table [s * cp, 2 d] for this layer, in the compute dtype.
+    """Copy of the rotary table of Qwen3 or GPT-OSS [s * cp, 2 d] for this layer, in the compute dtype.
 
     None for other models. In fp32 it is the model's buffer itself.
     """
     block = kind.branches[0].block
-    if not isinstance(block, Attention) or not block.qk_norm:
+    if not _turns_halves(block):
         return None
+    assert isinstance(block, Attention)
     whole = Tensor(None, (run.seq * run.cp, 2 * block.head_dim), "fp32")
     return aten.cast(tape, whole, run.compute)
 
@@ -77,7 +83,7 @@ def attention(tape: Tape, run: LayerWorkload, block: Attention, x: Tensor, table
     else:
         q = aten.rms_norm(tape, q, run.params["attention.q_norm.weight"], "q_norm")
         k = aten.rms_norm(tape, k, run.params["attention.k_norm.weight"], "k_norm")
-        q, k = _rotated_halves(tape, run, q, k, table)
+        q, k = rotated_halves(tape, run, q, k, table)
     k, v = (aten.repeat_heads(tape, x, repeats) for x in (k, v))
     mixed = ring_attention(tape, run, q, k, v) if run.cp > 1 else aten.scaled_dot_product_attention(tape, q, k, v)
     out = linear(tape, run, "attention.wo", mixed.view(*mixed.shape[:2], mixed.shape[2] * dim))
@@ -108,8 +114,11 @@ def rotary_entries(tape: Tape, run: LayerWorkload, dim: int) -> Tensor:
     return aten.new(tape, (run.batch, run.seq, dim // 2, 2), "fp32", "freqs_cis", kernel=Kernel.PERMUTE)
 
 
-def _rotated_halves(tape: Tape, run: LayerWorkload, q: Tensor, k: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-    """Qwen3's: cosine and sine are the halves of the table, or of the rows picked by `positions`, views of it."""
+def rotated_halves(tape: Tape, run: LayerWorkload, q: Tensor, k: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries and keys, turned as in Qwen3 and GPT-OSS, new tensors in their shapes.
+
+    Cosine and sine are the halves of the table, or of the rows picked by `positions`, views of it.
+    """
     dim, rows = q.shape[-1], (1, table.shape[0])
     if run.cp > 1:
         rows = run.batch, run.seq

@@ -28,7 +28,7 @@ from simcore.operators.shared.dtensor import (
     sum_norms,
     sum_partial,
 )
-from simcore.operators.shared.features import WEIGHED_INPUT, refuse
+from simcore.operators.shared.features import CHUNKS, TEMPERED, UNIT_NORMS, WEIGHED_INPUT, refuse
 from simcore.operators.shared.layer_borders import (
     hand_on,
     hidden_state,
@@ -38,7 +38,7 @@ from simcore.operators.shared.layer_borders import (
     simple_part,
 )
 from simcore.operators.torchtitan import compiled as torchtitan_compiled
-from simcore.operators.torchtitan import compiled_loss
+from simcore.operators.torchtitan import compiled_loss, gpt_oss
 from simcore.operators.torchtitan.attention import attention, linear, rotary_buffer, rotary_table
 from simcore.operators.torchtitan.latent import latent_attention
 from simcore.operators.torchtitan.loss import cross_entropy, parallel_cross_entropy, shifted_indices
@@ -53,13 +53,20 @@ __all__ = ["IMPLEMENTATION", "record", "standing", "tensors"]
 
 SERVED: Final = frozenset({"norms of query and key", "latent attention", "gated experts",
                            "a router by softmax, not normalised", "a router by softmax",
-                           "gated experts chosen by sigmoid", "gated experts with a shared one", WEIGHED_INPUT})
-"""Features (`operators/shared/features.py`) of models that these layers are recorded with."""
+                           "gated experts chosen by sigmoid", "gated experts with a shared one", WEIGHED_INPUT,
+                           UNIT_NORMS, TEMPERED, CHUNKS, "attention sinks", "attention within a window",
+                           "biases of attention", "a router by softmax of the chosen", "biases of experts"})
+"""Features (`operators/shared/features.py`) of models that these layers are recorded with. torchtitan's Llama 4 has no
+norms of query and key and no queries by position; of chunks its `irope` flavors alone know (`models/llama4/model`)."""
 
 
 def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
-    """{name: bytes} of the rotary table, a buffer of the model, see `rotary_buffer`."""
-    return rotary_buffer(runs)
+    """{name: bytes} of the rotary table, a buffer of the model, see `rotary_buffer`, and of masks of FlexAttention.
+
+    Masks are those of GPT-OSS, which `train.py` makes for each microbatch.
+    """
+    seqs = [run.seq for kind, run in runs if kind.family == "gpt_oss" and kind.branches]
+    return {**rotary_buffer(runs), **({"block_masks": gpt_oss.block_masks(max(seqs))} if seqs else {})}
 
 
 def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int],
@@ -122,7 +129,7 @@ def _partial(kind: LayerKind, run: LayerWorkload) -> list[str]:
     """
     if isinstance(kind.branches[0].block, LatentAttention):
         return ["attention_norm.weight", "ffn_norm.weight", "attention.wkv_a.weight"]
-    return [name for name, param in run.params.items() if len(param.shape) == 1]
+    return [name for name in run.params if name.endswith("norm.weight")]
 
 
 def _places(tape: Tape, kind: LayerKind, run: LayerWorkload) -> Places | None:
@@ -135,7 +142,7 @@ def _kept(kind: LayerKind, run: LayerWorkload) -> Keeps:
 
     `models/*/infra/parallelize.py`, _op_sac_save_list.
     """
-    products, left = count(1), {"gate"}
+    products, left = count(1), {"gate", "addmm"}
     if kind.family not in KEEP_EXCHANGE or not _options(run).keeps_exchange:
         left.add("all_to_all")
     return lambda operator: operator not in left and (operator != "mm" or next(products) % 2 == 1)
@@ -162,6 +169,9 @@ def _mixed(tape: Tape, run: LayerWorkload, mixer: Mixer, x: Tensor, table: Tenso
     if isinstance(mixer, LatentAttention):
         return latent_attention(tape, run, mixer, x)
     assert isinstance(mixer, Attention)
+    if mixer.sinks:
+        assert table is not None
+        return gpt_oss.attention(tape, run, mixer, x, table)
     return attention(tape, run, mixer, x, table)
 
 

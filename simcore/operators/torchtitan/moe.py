@@ -16,6 +16,7 @@ from simcore.models.blocks import Moe
 from simcore.operators.shared import aten
 from simcore.operators.shared.dtensor import gather_sequence, same_everywhere, scatter_sequence
 from simcore.operators.shared.layer_borders import as_inner_unit
+from simcore.operators.torchtitan.gpt_oss import biased_experts
 from simcore.operators.torchtitan.router import reorder, route
 from simcore.operators.torchtitan.rows import pad_rows, padded_rows, put_rows, unpad_rows
 from simcore.recording.layer import LayerWorkload
@@ -107,7 +108,7 @@ def _experts(tape: Tape, run: LayerWorkload, block: Moe, x: Tensor) -> Tensor:
     permuted = aten.new(tape, (padded_rows(rows, block.num_experts),), "int32", "permuted")
     _sizes = tape.empty((block.num_experts,), "int32", "expert_rows")
     x = pad_rows(tape, x, permuted)
-    return unpad_rows(tape, _grouped(tape, run, block.num_experts, x), permuted, (rows + 1, hidden))
+    return unpad_rows(tape, _grouped(tape, run, block, block.num_experts, x), permuted, (rows + 1, hidden))
 
 
 # ---- experts of other ranks -----------------------------------------------------------------------------------------
@@ -130,7 +131,7 @@ def _dispatched(tape: Tape, run: LayerWorkload, block: Moe, x: Tensor, places: P
         given.append(x)
         places.held = permuted
         del counts
-        out = _grouped(tape, run, local, x)
+        out = _grouped(tape, run, block, local, x)
         whole = unpad_rows(tape, out, permuted, (received + 1, block.hidden))
         return _exchanged(tape, run, whole, rows)
 
@@ -170,7 +171,9 @@ def _exchanged(tape: Tape, run: LayerWorkload, x: Tensor, rows: int) -> Tensor:
 
 
 # ---- parts of both --------------------------------------------------------------------------------------------------
-def _grouped(tape: Tape, run: LayerWorkload, experts: int, x: Tensor) -> Tensor:
+def _grouped(tape: Tape, run: LayerWorkload, block: Moe, experts: int, x: Tensor) -> Tensor:
+    if block.bias:
+        return biased_experts(tape, run, experts, x)
     offsets = tape.empty((experts,), "int32", "offsets")
     w1, w2, w3 = (run.params[f"moe.experts.{name}"] for name in ("w1", "w2", "w3"))
     h = aten.silu(tape, aten.grouped_mm(tape, x, w1, offsets, "experts.w1"))

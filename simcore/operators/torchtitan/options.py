@@ -9,7 +9,7 @@ from simcore.recording.options import ImplementationOptions
 
 __all__ = ["KEEP_EXCHANGE", "TorchtitanOptions"]
 
-KEEP_EXCHANGE: Final = ("deepseek_v2", "deepseek_v3", "llama4_text")
+KEEP_EXCHANGE: Final = ("deepseek_v2", "deepseek_v3", "llama4_text", "gpt_oss")
 """Families whose checkpoints by operator keep rows that were exchanged (0.2.2 `models/*/infra/parallelize.py`)."""
 
 

@@ -19,7 +19,8 @@ def route(tape: Tape, run: LayerWorkload, block: Moe, x: Tensor) -> tuple[Tensor
     `TokenChoiceTopKRouter.forward`. Per-operator checkpoints neither keep nor count the gate
     (per_op_sac_force_recompute_mm_shapes_by_fqns).
     """
-    scores = aten.linear(tape, x, run.params["moe.router.gate.weight"], "router_gate", operator="gate")
+    scores = aten.linear(tape, x, run.params["moe.router.gate.weight"], "router_gate",
+                         bias=run.params.get("moe.router.gate.bias"), operator="gate")
     wide = aten.cast(tape, scores, "fp32")
     scores = aten.sigmoid(tape, wide) if block.router == "sigmoid" else aten.softmax(tape, wide)
     del wide

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from simcore.models.blocks import Attention, LatentAttention, LayerKind, Mixer, Mlp, Moe
 from simcore.models.tensor import TensorSpec
 from simcore.operators.shared.plain_tensors import around, linear, norm
@@ -12,7 +14,7 @@ __all__ = ["tensors"]
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
     """Parameters and buffers of a layer or part, in registration order; names are relative to it.
 
-    () for the loss. Norms are made after attention and MLP, in DeepSeek V3 between them.
+    () for the loss. Norms are made after attention and MLP, in DeepSeek V3 and GPT-OSS between them.
     """
     parts = around(kind)
     if parts is not None:
@@ -20,6 +22,8 @@ def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
     norms = [norm(f"{name}.weight", kind.hidden) for name in ("attention_norm", "ffn_norm")] if kind.branches else []
     mixers, blocks = ([spec for branch in kind.branches if isinstance(branch.block, types) is is_mixer
                        for spec in _block(branch.block)] for types, is_mixer in ((MIXERS, True), (MIXERS, False)))
+    if kind.family == "gpt_oss":  # models/gpt_oss/model/model.py: each TransformerBlock is made in bf16
+        return tuple(replace(spec, stored=spec.stored or "bf16") for spec in (*mixers, *norms, *blocks))
     if any(isinstance(branch.block, LatentAttention) for branch in kind.branches):
         return (*mixers, *norms, *blocks)
     return (*mixers, *blocks, *norms)
@@ -43,7 +47,11 @@ def _attention(b: Attention) -> list[TensorSpec]:
     parts = (("wq", q, hidden), ("wk", kv, hidden), ("wv", kv, hidden), ("wo", hidden, q))
     norms = [TensorSpec(f"attention.{name}.weight", (b.head_dim,), ("head_dim",), "attention", "norm")
              for name in ("q_norm", "k_norm") if b.qk_norm]
-    return [*norms, *(linear(f"attention.{name}", out, into, "attention") for name, out, into in parts)]
+    linears = [spec for name, out, into in parts for spec in (
+        linear(f"attention.{name}", out, into, "attention"),
+        *([TensorSpec(f"attention.{name}.bias", out[:1], out[1:], "attention", "bias")] if b.bias else []))]
+    sinks = [TensorSpec("attention.sinks", (b.num_heads,), ("heads",), "attention")] if b.sinks else []
+    return [*sinks, *norms, *linears]
 
 
 def _latent(b: LatentAttention) -> list[TensorSpec]:
@@ -62,15 +70,21 @@ def _latent(b: LatentAttention) -> list[TensorSpec]:
 def _moe(b: Moe) -> list[TensorSpec]:
     """`models/moe/moe.py`: experts of one name are one parameter; the bias of the choice and the counts are buffers."""
     hidden, ffn = (b.hidden, "hidden"), (b.expert_ffn, "expert_ffn")
+    named = [("w1", ffn, hidden), ("w2", hidden, ffn), ("w3", ffn, hidden)]
+    if b.bias:
+        named = [("mlp1_weight", (2 * b.expert_ffn, "expert_ffn"), hidden), ("mlp2_weight", hidden, ffn)]
     experts = [TensorSpec(f"moe.experts.{name}", (b.num_experts, out[0], into[0]), ("experts", out[1], into[1]),
-                          "routed_experts", "grouped")
-               for name, out, into in (("w1", ffn, hidden), ("w2", hidden, ffn), ("w3", ffn, hidden))]
+                          "routed_experts", "grouped") for name, out, into in named]
+    if b.bias:
+        experts = [spec for weight in experts for spec in (weight, TensorSpec(
+            weight.name.replace("weight", "bias"), weight.shape[:2], weight.dims[:2], "routed_experts", "bias"))]
     router = TensorSpec("moe.router.gate.weight", (b.num_experts, b.hidden), ("experts_router", "hidden"), "router",
                         "router")
+    bias = [TensorSpec("moe.router.gate.bias", (b.num_experts,), ("experts_router",), "router", "bias")] * b.bias
     shared = _mlp("moe.shared_experts", hidden, (b.shared_ffn, "ffn"), "shared_experts") if b.shared_ffn else []
     buffers = [TensorSpec(f"moe.{name}", (b.num_experts,), ("experts_router",), "router", "router", "fp32",
                           is_buffer=True, trainable=False) for name in ("expert_bias", "tokens_per_expert")]
-    return [*experts, router, *shared, *buffers]
+    return [*experts, router, *bias, *shared, *buffers]
 
 
 def _mlp(name: str, hidden: tuple[int, str], ffn: tuple[int, str], component: str) -> list[TensorSpec]:

@@ -34,7 +34,10 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     zero = read_deepspeed(reader, draft, is_alone=True)
     if zero.shards is Shards.ZERO:
         shard_over_ranks(draft, whole=zero.is_whole)
-        write_batches(draft, zero)
+        if zero.whole is not None and _alike(draft) > 1:
+            _ask_for_shared(draft, zero, zero.whole)
+        else:
+            write_batches(draft, zero)
         write_kept_optimizer(draft, zero)
         draft.use(*zero.formats, *zero.autos.values(), why="the training script's, which is asked for")
         if not zero.compute:
@@ -48,6 +51,25 @@ def write_kept_optimizer(draft: Draft, zero: Zero) -> None:
     if zero.keeps_optimizer:
         draft.default("training.optimizer.implementation", "fused", "transformers 5.23.0",
                       "training_args.py: adamw_torch_fused")
+
+
+def _ask_for_shared(draft: Draft, zero: Zero, whole: Taken[int]) -> None:
+    """Asks for the step's batch where ranks share matrices: all ranks divide it, or those that share them once.
+
+    The latter if the script hands `deepspeed.initialize` an `mpu` (0.19.6 `runtime/config.py`:711).
+    """
+    gpus, micro, steps, key = draft.answers.gpus, zero.micro, zero.steps, "training.global_batch_size"
+    answer, alike = draft.answers.settings.get(key), _alike(draft)
+    draft.ask(key, f"--set {key}=N", f"sequences of a step: {whole.key} {whole.value} counts every rank "
+              f"({whole.value // alike}), or ranks that share matrices once if the script hands an mpu to "
+              f"deepspeed.initialize ({whole.value})", whole)
+    if micro is not None:
+        draft.put("training.micro_batch_size", micro)
+    elif isinstance(answer, int) and gpus is not None:
+        ranks = gpus.value // alike
+        draft.infer("training.micro_batch_size", answer // ranks // (steps.value if steps else 1),
+                    f"{key} over {ranks} ranks and their steps", steps, source=_STEP)
+    draft.use(steps, why="of a step whose size is asked for")
 
 
 def write_batches(draft: Draft, zero: Zero) -> None:

@@ -13,6 +13,7 @@ from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.huggingface.written import (
     FRAMEWORKS,
     OF_ZERO,
+    check_trainer,
     shards_of,
     stage_of,
     write_given,
@@ -84,6 +85,7 @@ def _write_shared(outline: Outline) -> None:
 
 def _write_zero_launch(outline: Outline, steps: int) -> None:
     """Writes the few keys of the plugin, or the name of a file where the scenario has options of DeepSpeed's own."""
+    check_trainer(outline)
     if zero_options(outline):
         write_zero(outline, f"{_ZERO}.", steps)
         return

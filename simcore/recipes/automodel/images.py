@@ -17,7 +17,7 @@ from typing import Final
 
 from simcore.models.blocks import LayerKind
 from simcore.models.pooled_blocks import PooledPatches
-from simcore.models.towers import tower_of
+from simcore.models.vision.towers import tower_of
 from simcore.models.vision_blocks import sizes_vary
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken

@@ -6,9 +6,12 @@ from dataclasses import replace
 from typing import Any, Final
 
 from simcore.errors import InputError
+from simcore.frameworks.automodel.families import implementation_of
+from simcore.frameworks.automodel.norms import NORM_NAME
 from simcore.frameworks.registry import framework_adapter
 from simcore.models.graph import model_config
 from simcore.models.names import find
+from simcore.models.registry import code_type
 from simcore.recipes.automodel.config_fields import NAMES, changed_fields, drop_fields, read_format
 from simcore.recipes.automodel.predictions import (
     Predictions,
@@ -28,10 +31,11 @@ __all__ = ["ATTENTION_ROW", "BACKEND_ROWS", "BY_BACKEND", "REST_ROWS", "read_mod
 _BUILDERS: Final = ("NeMoAutoModelForCausalLM.from_pretrained", "NeMoAutoModelForCausalLM.from_config",
                     "NeMoAutoModelForImageTextToText.from_pretrained")
 _QWEN3_5: Final = ("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text")
-BY_BACKEND: Final = ("nemotron_h", "nemotron_h_omni", "qwen3_moe", "qwen3_next", "deepseek_v3", "gpt_oss", *_QWEN3_5)
+BY_BACKEND: Final = ("nemotron_h", "nemotron_h_omni", "qwen3_moe", "qwen3_next", "deepseek_v3", "gpt_oss", "mistral4",
+                     *_QWEN3_5)
 """Families whose layers take `backend.attn` and never read attn_implementation (`frameworks/automodel/attention`)."""
 ATTENTION_ROW: Final = Says("model.backend.attn", "framework_options.attn", "text",
-                            {name: name for name in ("te", "sdpa", "flex")}, what="attention by")
+                            {name: name for name in ("te", "sdpa", "flex", "tilelang")}, what="attention by")
 _OF_FILES: Final = ("revision", "code_revision", "cache_dir", "token", "use_auth_token", "local_files_only",
                     "subfolder", "force_download")
 _FILES: Final = "which files are read, and by which code: not part of a step"
@@ -40,6 +44,8 @@ _COUNTED: Final = "torch's kernels are those that are counted"
 _DISPATCHER: Final = "model.backend.dispatcher"
 _DISPATCHER_ROW: Final = Says(_DISPATCHER, "framework_options.dispatcher", "text",
                               {name: name for name in ("deepep", "hybridep", "torch")}, what="exchange of tokens by")
+_NORM_ROW: Final = Says(f"model.{NORM_NAME}", f"framework_options.{NORM_NAME}", "text",
+                        {name: name for name in ("te", "torch", "quack")}, {"torch_fp32": "the default"}, "rms_norm by")
 _OTHER_ROWS: Final = (
     Says("model.backend.fake_balanced_gate", "framework_options.fake_balanced_gate", "flag", {True: True},
          {False: "the default"}),
@@ -62,7 +68,7 @@ _OTHER_ROWS: Final = (
     Idle(("model.backend.enable_hf_state_dict_adapter",), _FILES),
     Idle(("model.backend.mok.*",), "settings of the dispatcher mok alone"),
 )
-BACKEND_ROWS: Final = (_DISPATCHER_ROW, *_OTHER_ROWS)
+BACKEND_ROWS: Final = (_DISPATCHER_ROW, _NORM_ROW, *_OTHER_ROWS)
 REST_ROWS: Final = (
     Says("model.use_liger_kernel", "framework_options.use_liger_kernel", "flag"),
     Idle(("model.trust_remote_code", "model.load_base_model", *(f"model.{name}" for name in _OF_FILES)), _FILES),
@@ -99,7 +105,7 @@ def read_model(reader: Reader, draft: Draft) -> str:
     if own and family == "gpt_oss" and reader.is_mapping("model.backend") and reader.take(ATTENTION_ROW.key) is None:
         draft.default("framework_options.attn", "te", "0.7.0", "models/common/utils.py BackendConfig; without a "
                       "model.backend GPT-OSS takes flex")
-    _read_backend(reader, draft, own=own)
+    _read_backend(reader, draft, family, own=own)
     _read_compiled(reader, draft, family if own else "")
     _read_kernels(reader, draft)
     registered = family in _UNPATCHED
@@ -229,7 +235,7 @@ def _read_class(reader: Reader, draft: Draft, loader: Taken[str]) -> str:
 
 def _family(reference: str) -> str:
     try:
-        return str(model_config(reference, None, "").get("model_type", ""))
+        return code_type(model_config(reference, None, ""))
     except InputError:
         return ""
 
@@ -262,7 +268,7 @@ _EXPERTS: Final = {
 }
 
 
-def _read_backend(reader: Reader, draft: Draft, *, own: bool) -> None:
+def _read_backend(reader: Reader, draft: Draft, family: str, *, own: bool) -> None:
     """Reads `BackendConfig`, which Automodel's own layers take; `own`: it is they that run."""
     if not own:
         draft.idle(reader.matching("model.backend.*"), "transformers' layers take no BackendConfig")
@@ -271,19 +277,20 @@ def _read_backend(reader: Reader, draft: Draft, *, own: bool) -> None:
     is_dense = experts_of(draft) == []
     if is_dense:
         draft.idle(reader.matching("model.backend.experts", _DISPATCHER), "the model has no experts")
-    kernels: list[tuple[str, tuple[str, ...]]] = [("rms_norm", ("te", "torch", "torch_fp32", "quack"))]
     if not read_te_fp8(reader, draft):
         if not is_dense:
             _read_experts(reader, draft)
-        kernels = [("linear", ("te", "torch", "quack")), *kernels]
-    for name, served in kernels:
-        kernel = reader.text(f"model.backend.{name}")
-        if kernel is not None and kernel.value not in served:
-            draft.refuse(kernel, f"{name} by {kernel.value}")
+        kernel = reader.text("model.backend.linear")
+        if kernel is not None and kernel.value not in ("te", "torch", "quack"):
+            draft.refuse(kernel, f"linear by {kernel.value}")
         elif kernel is not None and kernel.value == "torch":
             draft.idle(kernel, _COUNTED)
         else:
             draft.unmodelled(kernel, _ALIKE)
+    if family in ("qwen3", *_QWEN3_5) or implementation_of(family, "full") == "hf":
+        draft.idle(reader.text(_NORM_ROW.key), "norms of this family are transformers', whatever is asked")
+    else:
+        read_rows(reader, draft, [_NORM_ROW])
     _read_dispatcher(reader, draft, is_dense=is_dense)
 
 

@@ -11,7 +11,7 @@ from typing import Final
 from simcore.errors import Problem
 from simcore.models.blocks import LayerKind
 from simcore.models.class_blocks import ScaledPatches
-from simcore.models.towers import tower_of
+from simcore.models.vision.towers import tower_of
 from simcore.models.vision_blocks import AnySize
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.shards import Shards

@@ -49,9 +49,16 @@ _WHAT: Final[Mapping[str, str]] = {
 _GONE: Final = ("max_packed_sequence_len", "rope_scaling", "rpo_alpha", "s2_attention", "flash_attn_rms_norm")
 """Keys of old releases at which axolotl stops (`utils/schemas/deprecated.py`)."""
 
+_DROPPED: Final = ("eval_table_max_new_tokens", "flash_attn_fuse_qkv", "unsloth_cross_entropy_loss", "unsloth_lora_mlp",
+                   "unsloth_lora_o", "unsloth_lora_qkv", "unsloth_rms_norm", "unsloth_rope")
+"""Keys of releases 0.4 to 0.16 that later ones no longer have."""
+_PASSES_OVER: Final = ("a key of older releases: axolotl 067b021c passes over it, as over every key that its schema "
+                       "does not have; the release that had it is not simulated")
+
 
 def refuse_rest(reader: Reader, draft: Draft) -> None:
     """Refuses each of the keys that is on, or tells that axolotl does, and lists those that are off."""
+    draft.unmodelled(reader.matching(*_DROPPED), _PASSES_OVER)
     for one in reader.matching(*_GONE, *(f"{key}.*" for key in _GONE)):
         if one.value in _OFF:
             draft.idle(one, "off")

@@ -60,6 +60,12 @@ _OF_ZERO: Final[tuple[Row, ...]] = (
     Idle(("deepspeed_config.seq_parallel_communication_data_type",), "accelerate 1.15.0 hands it on to no one "
          "(utils/launch.py prepare_deepspeed_cmd_env)"),
     Idle(("deepspeed_config.deepspeed_moe_layer_cls_names",), "experts are fetched layer by layer in any case"),
+    Unmodelled(tuple(f"deepspeed_config.{name}{below}" for below in ("", ".*") for name in (
+        "train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization", "optimizer", "scheduler", "bf16",
+        "fp16", "offload_optimizer", "offload_param", "activation_checkpointing", "tensor_parallel",
+        "data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size")),
+        "a word of DeepSpeed's own JSON, or of no one, which accelerate hands on to no one (1.15.0 commands/launch.py "
+        "_validate_launch_command): deepspeed_config_file names a JSON"),
 )
 
 

@@ -90,7 +90,7 @@ def read_deepspeed(reader: Reader, draft: Draft, at: str = "", *, is_alone: bool
     autos: dict[str, Taken[Any]] = {}
     micro = number_or_auto(reader, f"{at}train_micro_batch_size_per_gpu", autos)
     steps = number_or_auto(reader, f"{at}gradient_accumulation_steps", autos)
-    whole = read_whole(reader, draft, at, micro, steps)
+    whole = read_whole(reader, draft, at, micro, steps, by_mpu=is_alone)
     return Zero(Shards.ZERO, compute, formats, micro, steps, whole, has_optimizer, number == 0, keeps, autos)
 
 

@@ -159,7 +159,9 @@ def _of_the_engine(at: str) -> list[Row]:
             ("elasticity", "a batch that follows from the ranks at hand"),
             ("data_efficiency", "layers that drop tokens"), ("curriculum_learning", "sequences that grow"))),
         Off(f"{at}sparse_gradients", "sparse gradients"),
-        Off(f"{at}use_data_before_expert_parallelism", "expert parallelism of DeepSpeed"),
+        Off(f"{at}use_data_before_expert_parallelism", "ranks of experts in another order: of deepspeed.moe.layer.MoE, "
+            "a module of the script's own, which stage 3 refuses (0.19.6 runtime/engine.py "
+            "_validate_zero3_moe_compatibility), or of AutoEP"),
         Says(f"{at}communication_data_type", "", "text", {None: None}, what="reductions in"),
         Says(f"{at}data_types.grad_accum_dtype", "", "text", {None: None}, what="gradients accumulated in"),
         Says(f"{at}data_types.buffer_dtype", "", "text", {None: None}, what="buffers in"),

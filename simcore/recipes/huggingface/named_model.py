@@ -45,7 +45,7 @@ def ask_for_model(draft: Draft, named: Taken[str] | None, key: str, model: str =
     `model`: key of the scenario. The question names the preset that the recipe's path or the placeholder's words mean.
     """
     words = named.value if named else ""
-    is_elsewhere = PurePath(words).is_absolute() and not Path(words).exists()
+    is_elsewhere = (PurePath(words).is_absolute() or words.startswith("~")) and not Path(words).expanduser().exists()
     if named is not None and not is_elsewhere and not is_placeholder(words):
         return False
     near = meant(words, "/".join(PurePath(draft.path).parts[-3:]))

@@ -158,8 +158,12 @@ def _compare_launch(draft: Draft, steps: Taken[int] | None, launched: Taken[int]
                                    "equal")
 
 
-def read_optimizer(reader: Reader, draft: Draft, launch: Launch) -> None:
-    """Writes the optimizer by its name; one that DeepSpeed's configuration names takes its place."""
+def read_optimizer(reader: Reader, draft: Draft, launch: Launch, default: str = "adamw_torch_fused",
+                   trainer: str = _TRAINER) -> None:
+    """Writes the optimizer by its name; one that DeepSpeed's configuration names takes its place.
+
+    `default`: the Trainer's own `optim` in the release `trainer`.
+    """
     named = reader.text("optim")
     if reader.look("max_grad_norm") is None:
         draft.idle(reader.matching("max_grad_norm"), f"{_TRAINER} compares it with 0, and stops; 4.46.3 clips nothing "
@@ -173,8 +177,7 @@ def read_optimizer(reader: Reader, draft: Draft, launch: Launch) -> None:
     elif launch.shards is Shards.ZERO:
         write_optimizer(draft, launch.zero, named, _TRAINER, "training_args.py")
     elif named is None:
-        draft.default("training.optimizer", {"name": "adamw", "implementation": "fused"}, "transformers 5.23.0",
-                      "training_args.py: adamw_torch_fused")
+        draft.default("training.optimizer", {**OPTIMIZERS[default]}, trainer, f"training_args.py: {default}")
     else:
         draft.put("training.optimizer", named, {**OPTIMIZERS[named.value]}, SOURCE)
         write_wide_states(draft, launch.shards, _TRAINER)

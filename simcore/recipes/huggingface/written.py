@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from simcore.errors import IllegalLayout, Problem
 from simcore.models.names import find, ids_of
 from simcore.recipes.huggingface.optimizers import OPTIMIZERS
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.outline import Outline
 
-__all__ = ["FORMAT_NAMES", "FRAMEWORKS", "OFFLOADED", "OF_ZERO", "hugging_face_name", "is_moved", "optimizer_name",
-           "shards_of", "stage_of", "steps_of", "whole", "write_given", "write_plugin", "write_zero", "zero_options"]
+__all__ = ["FORMAT_NAMES", "FRAMEWORKS", "OFFLOADED", "OF_ZERO", "check_trainer", "hugging_face_name", "is_moved",
+           "optimizer_name", "shards_of", "stage_of", "steps_of", "whole", "write_given", "write_plugin", "write_zero",
+           "zero_options"]
 
 FORMAT_NAMES: Final[Mapping[str, str]] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 """Number formats in torch's words."""
@@ -128,7 +130,11 @@ def write_plugin(outline: Outline, at: str, *, trainer: bool) -> None:
 
 
 def write_zero(outline: Outline, at: str, steps: int) -> None:
-    """Writes DeepSpeed's configuration under `at`: numbers, which hold with and without transformers around it."""
+    """Writes DeepSpeed's configuration under `at`: numbers, which hold with and without transformers around it.
+
+    IllegalLayout for what DeepSpeed does in a script of its own and not under the trainer of the recipe.
+    """
+    check_trainer(outline)
     outline.put(f"{at}train_micro_batch_size_per_gpu", _sequences(outline), "training.micro_batch_size")
     outline.put(f"{at}gradient_accumulation_steps", steps, "training.global_batch_size")
     compute = outline.value("training.precision.compute")
@@ -150,6 +156,28 @@ def write_zero(outline: Outline, at: str, steps: int) -> None:
             outline.put(f"{at}zero_optimization.{block}.device", device, f"training.offload.{part}")
             for name, value in (outline.given(f"{_OPTIONS}{block}") or {}).items():
                 outline.put(f"{at}zero_optimization.{block}.{name}", value, f"{_OPTIONS}{block}")
+
+
+def check_trainer(outline: Outline) -> None:
+    """Raises IllegalLayout for what no trainer of transformers has with DeepSpeed.
+
+    DeepSpeed's experts, and matrices that ranks share at stage 3.
+    """
+    for key, is_on, why, rule in (
+            ("implementation", outline.value("implementation") == "autoep", _OF_AUTOEP, _RULE_OF_AUTOEP),
+            ("mesh.tp", outline.value("mesh.tp") > 1 and stage_of(outline) == 3, _OF_AUTOTP, _RULE_OF_AUTOTP)):
+        if is_on:
+            raise IllegalLayout(Problem(outline.where(key), f"{key}: {why}", rule))
+
+
+_ALONE: Final = ("in a script of its own, whose JSON for deepspeed.initialize is read by itself (--set model=NAME "
+                 "--seq-len N --gpus N)")
+_OF_AUTOEP: Final = ("DeepSpeed's experts with the optimizer of a trainer, at which DeepSpeed stops; they run "
+                     f"{_ALONE} and says expert_parallel and optimizer")
+_RULE_OF_AUTOEP: Final = "deepspeed 0.19.6 runtime/zero/stage_1_and_2.py _configure_moe_settings"
+_OF_AUTOTP: Final = ("ranks that share matrices of a model that a trainer has loaded in the parts of stage 3: AutoTP "
+                     f"cuts none; it cuts at stages 0 to 2 (framework: zero2), or at stage 3 {_ALONE}")
+_RULE_OF_AUTOTP: Final = "deepspeed 0.19.6 module_inject/auto_tp.py _replace_module"
 
 
 def zero_options(outline: Outline) -> tuple[str, ...]:

@@ -46,17 +46,22 @@ def number_or_auto(reader: Reader, key: str, autos: dict[str, Taken[Any]]) -> Ta
     return reader.integer(key)
 
 
-def read_whole(reader: Reader, draft: Draft, at: str, micro: Taken[int] | None,
-                steps: Taken[int] | None) -> Taken[int] | None:
-    """The step's batch where another number follows from it; else it is compared with them (`runtime/config.py`)."""
+def read_whole(reader: Reader, draft: Draft, at: str, micro: Taken[int] | None, steps: Taken[int] | None, *,
+               by_mpu: bool = False) -> Taken[int] | None:
+    """The step's batch where another number follows from it; else it is compared with them (`runtime/config.py`).
+
+    `by_mpu`: a script's own `mpu` may count ranks that share matrices once.
+    """
     key, ranks = f"{at}train_batch_size", draft.answers.gpus
+    alike = int(draft.values.get("mesh", {}).get("tp", 1)) if by_mpu else 1
     if reader.look(key) == AUTO:
         draft.idle(reader.take(key), "microbatch x steps x ranks")
         return None
     whole = reader.integer(key)
     if whole is None or micro is None or steps is None:
         return whole
-    if ranks is not None and micro.value * steps.value * ranks.value != whole.value:
+    if ranks is not None and whole.value not in {
+            micro.value * steps.value * count for count in (ranks.value, ranks.value // alike)}:
         draft.fail(whole.where, f"{key} {whole.value} is not {micro.value} x {steps.value} x {ranks.value} ranks")
     draft.idle(whole, "microbatch x steps x ranks")
     return None

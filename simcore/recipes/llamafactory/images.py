@@ -16,10 +16,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from simcore.errors import Problem
 from simcore.models.blocks import LayerKind
 from simcore.models.placed_blocks import PlacedPatches
-from simcore.models.towers import tower_of
+from simcore.models.vision.towers import tower_of
 from simcore.models.vision_blocks import AnySize
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
@@ -39,7 +38,9 @@ def read_images(reader: Reader, draft: Draft, method: str) -> None:
     """
     parts = tower_of(draft.named_model)
     switches = [reader.flag(name) for name in (*_FREEZING, _LANGUAGE)]
-    sized = reader.matching("image_max_pixels", "image_min_pixels")
+    given = reader.matching("image_max_pixels", "image_min_pixels")
+    sized = [one for one in given if one.value is not None]
+    draft.idle([one for one in given if one.value is None], "null: no bound is said")
     if not parts:
         draft.idle([one for one in switches if one], "read of models with images alone (model/model_utils/visual.py "
                                                      "get_forbidden_modules)")
@@ -54,10 +55,11 @@ def read_images(reader: Reader, draft: Draft, method: str) -> None:
                   "a square unless training.image_width is set too" + (f" ({bounds} in all)" if bounds else ""))
     else:
         draft.idle(sized, "all images have one size, the model's")
-    if not any(isinstance(kind.block, PlacedPatches) for _, kind in parts):
-        told = ("not yet: LLaMA-Factory's checkpoints of a model whose tower PEFT or transformers asks for gradients, "
-                "which leave its layers out, and ask for none in full training (model/model_utils/checkpointing.py)")
-        draft.refused.append(Problem(draft.path, told))
+    recomputes = (reader.look("disable_gradient_checkpointing") is not True
+                  or reader.look("gradient_checkpointing") is True)
+    if recomputes and not any(isinstance(kind.block, PlacedPatches) for _, kind in parts):
+        draft.default("framework_options.checkpoint_frozen_layers", value=False, release="LLaMA-Factory ff6d4d12",
+                      source="model/model_utils/checkpointing.py get_custom_gradient_checkpointing_func")
     _read_frozen(reader, draft, parts, method)
 
 

@@ -126,7 +126,10 @@ def _read_clipping(reader: Reader, draft: Draft) -> None:
     """Lists the norm at which Automodel clips gradients; null leaves out norm and product (`clip_grad_norm`)."""
     key = "policy.max_grad_norm"
     if reader.look(key) is None:
-        draft.idle(reader.matching(key), "nothing is clipped; norm and product are timed all the same")
+        clips = False
+        if nulls := reader.matching(key):
+            draft.infer(f"{_OPTION}clip_grad_norm", clips, "null: no gradient is multiplied", *nulls,
+                        source="models/policy/workers/dtensor_policy_worker_v2.py:367")
     else:
         draft.idle(reader.number(key), "the norm is taken and gradients are multiplied at any number: both are timed")
 

@@ -12,7 +12,7 @@ from typing import Final
 from simcore.errors import Problem
 from simcore.models.blocks import LayerKind
 from simcore.models.radio_blocks import RadioPatches
-from simcore.models.towers import tower_of
+from simcore.models.vision.towers import tower_of
 from simcore.models.vision_blocks import AnySize, GridPatches
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader

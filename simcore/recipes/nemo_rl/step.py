@@ -141,9 +141,13 @@ def _read_asynchronous(reader: Reader, draft: Draft) -> None:
                 continue  # another engine, which is refused by its name
             draft.fail(said.where if said else switch.where, f"{key} is not true, and grpo.async_grpo.enabled is "
                        f"[{rule}, NeMo RL 7ea279ab algorithms/grpo.py async_grpo_train]")
-    draft.unmodelled(reader.matching("grpo.async_grpo.in_flight_weight_updates",
-                                     "grpo.async_grpo.max_trajectory_age_steps"),
-                     "engines decode the sequences of one step while the policy trains on those of the step before")
+    ahead = reader.integer("grpo.async_grpo.max_trajectory_age_steps")
+    if ahead is not None and ahead.value > 1:
+        draft.put("rl.steps_ahead", ahead)
+    else:
+        draft.idle(ahead, "the default")
+    draft.unmodelled(reader.matching("grpo.async_grpo.in_flight_weight_updates"),
+                     "engines decode while the policy trains, and go on when its weights have arrived")
     draft.unmodelled(reader.matching("grpo.async_grpo.recompute_kv_cache_after_weight_updates"),
                      "caches are not computed again")
     draft.idle(reader.matching("grpo.async_grpo.max_generation_failures"), "failures that are waited for")

@@ -72,6 +72,14 @@ def _llama4(preset: str, layers: int, nope: int = 0, *, small: bool = False) -> 
         int(not nope or number % nope > 0) for number in range(layers)]}, "flex" if nope else "sdpa")
 
 
+def _oss(preset: str, hidden: int, layers: int, experts: int) -> Flavor:
+    """A flavor of GPT-OSS; experts are 2,880 wide and every second layer slides, from the first on, in all of them."""
+    return Flavor(preset, {
+        "hidden_size": hidden, "num_hidden_layers": layers, "num_local_experts": experts, "num_experts_per_tok": 4,
+        "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 2880,
+        "vocab_size": 201_088, "sliding_window": 128, "tie_word_embeddings": False}, "flex")
+
+
 _LLAMA3: Final = {
     **{f"debugmodel{ending}": _llama("llama-3.1-8b", 256, 6, 16, 16, 768, 2048, attention)
        for ending, attention in (("", "sdpa"), ("_flex_attn", "flex"), ("_varlen_attn", "varlen"))},
@@ -87,6 +95,8 @@ FLAVORS: Final[Mapping[str, Mapping[str, Flavor]]] = {
         for ending, nope in (("", 0), ("_irope", 4))
         for name, preset, layers in (("debugmodel", "scout", 6), ("17bx16e", "scout", 48), ("17bx128e", "maverick", 48))
     },
+    "gpt_oss": {"debugmodel": _oss("gpt-oss-20b", 256, 4, 8), "20b": _oss("gpt-oss-20b", 2880, 24, 32),
+                "120b": _oss("gpt-oss-120b", 2880, 36, 128)},
     "qwen3": {
         "debugmodel": _qwen("qwen3-0.6b", 256, 8, 16, 3072, vocab=2048, tied=True),
         "0.6B": _qwen("qwen3-0.6b", 1024, 28, 16, 3072, tied=True),
@@ -110,7 +120,7 @@ FLAVORS: Final[Mapping[str, Mapping[str, Flavor]]] = {
 }
 """Flavors by the model's name."""
 OTHER_MODELS: Final = frozenset({
-    "flux", "gpt_oss", "llama3_ft", "vlm", "llama4-vlm", "transformers_modeling_backend",
+    "flux", "llama3_ft", "vlm", "llama4-vlm", "transformers_modeling_backend",
     *(f"{experiment}.{model}" for experiment in ("simple_fsdp", "compiler_toolkit", "autoparallel")
       for model in ("llama3", "deepseek_v3")),
     "autoparallel.local_map_deepseek_v3", "llama3_simple_fsdp", "deepseek_v3_simple_fsdp"})

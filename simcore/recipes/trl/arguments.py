@@ -1,4 +1,4 @@
-"""Arguments in the file of a TRL recipe that its parser does not have: accelerate's, and those of older releases.
+"""Options of accelerate's launcher in the file of a TRL recipe, which its parser does not have.
 
 Rule: TRL 1.16.0 `cli/commands/training.py` run: what the parser of `trl sft` does not know it hands to `accelerate
 launch`, which stops at an option that it does not know either; `python sft.py --config` passes over it.
@@ -6,7 +6,7 @@ launch`, which stops at an option that it does not know either; `python sft.py -
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -20,27 +20,9 @@ from simcore.recipes.launch.trl import is_of_launcher, launcher_file
 from simcore.recipes.reader import Reader
 from simcore.recipes.shell.pieces import Word
 
-__all__ = ["read_launcher", "refuse_older"]
+__all__ = ["read_launcher"]
 
 _HANDED_ON: Final = "an option of accelerate's launcher, to which `trl sft` hands it"
-_OLDER: Final[Mapping[str, str]] = {
-    "torch_dtype": "dtype", "max_seq_length": "max_length", "evaluation_strategy": "eval_strategy",
-    "group_by_length": "train_sampling_strategy: group_by_length", "no_cuda": "use_cpu", "warmup_ratio": "warmup_steps",
-    "include_tokens_per_second": "include_num_input_tokens_seen", "dataset_batch_size": "",
-    "use_liger": "use_liger_kernel", "per_gpu_train_batch_size": "per_device_train_batch_size",
-    "overwrite_output_dir": "", "logging_dir": "",
-    "push_to_hub_model_id": "hub_model_id", "torchdynamo": "torch_compile_backend", "save_safetensors": "",
-    "num_of_sequences": "", "chars_per_token": "", "fp16_opt_level": "", "adafactor": "optim: adafactor"}
-"""Arguments of older releases, each with what stands for it in TRL 1.16.0 and transformers 5.23.0."""
-
-
-def refuse_older(reader: Reader, draft: Draft) -> None:
-    """Tells of arguments that older releases had: the command stops at them, and a script passes over them."""
-    for name, other in _OLDER.items():
-        for one in reader.matching(name):
-            draft.use(one)
-            draft.fail(one.where, f"{name}: TRL 1.16.0 and transformers 5.23.0 have no such argument, at which `trl "
-                                  f"sft` stops{f' (write {other})' if other else ''}")
 
 
 def read_launcher(reader: Reader, draft: Draft, beside: Sequence[str]) -> Draft:

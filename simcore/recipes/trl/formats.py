@@ -9,6 +9,7 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.accelerate import Launch
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader, Taken
+from simcore.recipes.trl.releases import Release, note_norms
 
 __all__ = ["Formats", "read_formats", "write_formats"]
 
@@ -60,7 +61,7 @@ def read_formats(reader: Reader, draft: Draft, launch: Launch) -> Formats:
     return Formats(stored, mixed, dtype, tuple(said))
 
 
-def write_formats(draft: Draft, formats: Formats, launch: Launch) -> None:
+def write_formats(draft: Draft, formats: Formats, launch: Launch, release: Release) -> None:
     """Writes the formats of products and parameters, as far as the simulation has others by default."""
     adapters = draft.values.get("training", {}).get("method", "full") != "full"
     zero = launch.zero
@@ -94,7 +95,7 @@ def write_formats(draft: Draft, formats: Formats, launch: Launch) -> None:
         draft.idle(formats.dtype, "the format of products" if formats.dtype and formats.dtype.value != "auto"
                    else "the checkpoint's own format, taken to be that of products")
     if adapters and launch.shards in (Shards.NONE, Shards.EACH):
-        _write_adapters(draft, formats, launch)
+        _write_adapters(draft, formats, launch, release)
 
 
 def _write_flat(draft: Draft, formats: Formats) -> None:
@@ -118,14 +119,16 @@ def _write_units(draft: Draft, formats: Formats) -> None:
                                "bits")
 
 
-def _write_adapters(draft: Draft, formats: Formats, launch: Launch) -> None:
+def _write_adapters(draft: Draft, formats: Formats, launch: Launch, release: Release) -> None:
     """Adapters in fp32, but in bf16 beside a packed base, which FSDP 2 upcasts again.
 
     Where each rank has a copy of the model, the Trainer's forward casts adapters in fp32 for their products; over a
     checkpoint in fp32 the simulation does so by itself.
     """
     packed = draft.values["training"]["method"] == "qlora"
-    if packed and not (launch.shards is Shards.EACH and formats.mixed):
+    if packed and not release.narrow_adapters:
+        note_norms(draft)
+    elif packed and not (launch.shards is Shards.EACH and formats.mixed):
         draft.default("training.lora.dtype", "bf16", _RELEASE, "trainer/sft_trainer.py: as in the paper of QLoRA")
         return
     draft.default("training.lora.dtype", "fp32", "PEFT 0.21.2", "mapping_func.py autocast_adapter_dtype")

@@ -13,6 +13,7 @@ from simcore.recipes.huggingface.named_model import read_named_model, read_remot
 from simcore.recipes.huggingface.trainer import SWITCHES
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, Off, Row, Says, read_rows
+from simcore.recipes.trl.releases import Release
 
 __all__ = ["read_loss", "read_model"]
 
@@ -22,6 +23,9 @@ _OWN: Final = ("dtype", "torch_dtype", "attn_implementation", "trust_remote_code
                "experts_implementation", "device_map", "quantization_config", *_FILES)
 """Arguments of from_pretrained; others are fields of the configuration."""
 _LOSS: Final = "trainer/sft_trainer.py: nll makes no whole logits; the engine's cut stands for it"
+_WHOLE: Final = "trainer/sft_trainer.py compute_loss: the model's own, of whole logits"
+_ACCURACY: Final = ("whole logits are copied at the end of forward to count right tokens (v0.19.1 trainer/"
+                    "sft_trainer.py:844), which is not part of the answer")
 _ROWS: Final[tuple[Row, ...]] = (
     *SWITCHES,
     Off("activation_offloading", "activations that wait on the host under TRL"),
@@ -50,7 +54,7 @@ def read_model(reader: Reader, draft: Draft) -> None:
     read_rows(reader, draft, _ROWS)
 
 
-def read_loss(reader: Reader, draft: Draft, launch: Launch) -> None:
+def read_loss(reader: Reader, draft: Draft, launch: Launch, release: Release) -> None:
     """Writes the loss, and Liger's layers: under TRL they come without Liger's own loss."""
     kind, smooth = reader.text("loss_type"), reader.look("label_smoothing_factor")
     if launch.attention is not None and ((kind is not None and kind.value == "dft") or smooth):
@@ -59,10 +63,14 @@ def read_loss(reader: Reader, draft: Draft, launch: Launch) -> None:
                                "negative log-likelihood (TRL 1.16.0 trainer/sft_trainer.py:1184)")
     if kind is not None and kind.value not in ("nll", "chunked_nll", "dft" if launch.attention else ""):
         draft.refuse(kind, f"the loss {kind.value}")
-    elif kind is not None:
+    elif kind is not None and release.cuts_logits:
         draft.put("training.loss", kind, "cut", _LOSS)
+    elif release.cuts_logits:
+        draft.default("training.loss", "cut", release.name, _LOSS)
     else:
-        draft.default("training.loss", "cut", "TRL 1.16.0", _LOSS)
+        draft.use(kind, why="the model's own loss")
+        draft.default("training.loss", "hf", release.name, _WHOLE)
+        draft.unmodelled_default("mean_token_accuracy", "on", _ACCURACY)
     _read_balancing(reader, draft)
     liger = reader.flag("use_liger_kernel")
     kernels = reader.matching("liger_kernel_config", "liger_kernel_config.*")

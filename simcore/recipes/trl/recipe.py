@@ -23,12 +23,14 @@ from simcore.recipes.reader import Reader
 from simcore.recipes.recipe_file import RecipeFile
 from simcore.recipes.rows import read_rows
 from simcore.recipes.trl.adapters import read_method
-from simcore.recipes.trl.arguments import read_launcher, refuse_older
+from simcore.recipes.trl.arguments import read_launcher
 from simcore.recipes.trl.batches import read_lengths
 from simcore.recipes.trl.checkpointing import read_checkpointing
 from simcore.recipes.trl.formats import read_formats, write_formats
 from simcore.recipes.trl.model import read_loss, read_model
-from simcore.recipes.trl.without_effect import WITHOUT_EFFECT
+from simcore.recipes.trl.releases import older_names, read_older, release_of
+from simcore.recipes.trl.stages import refuse_stage
+from simcore.recipes.trl.without_effect import OF_SCRIPTS, WITHOUT_EFFECT
 from simcore.recipes.trl.written import WRITER
 
 __all__ = ["FORMAT"]
@@ -54,10 +56,14 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
 
 def _of_document(files: Sequence[RecipeFile], script: Script, *, loose: bool) -> Imported:
     file = files[0]
-    reader = Reader(script.document, fields=fields_of("trl") | {"env"})
+    names = frozenset(map(str, script.document.data))
+    release = release_of(names)
+    reader = Reader(script.document, fields=fields_of("trl") | OF_SCRIPTS | {"env"}, older=older_names(names))
     draft = Draft("trl", file.path, script.answers)
     draft.infer("name", Path(file.path).stem, "the file's name")
-    refuse_older(reader, draft)
+    if refuse_stage(reader, draft):
+        return draft.imported([reader], loose=loose)
+    read_older(reader, draft, release)
     draft = read_launcher(reader, draft, [Path(one.path).name for one in files[1:]])
     beside = companions_of(files[1:], draft, takes=("accelerate", "deepspeed", "adapter"))
     if beside.accelerate is not None:
@@ -67,13 +73,13 @@ def _of_document(files: Sequence[RecipeFile], script: Script, *, loose: bool) ->
     launch = read_sharding(reader, draft, beside)
     formats = read_formats(reader, draft, launch)
     read_method(reader, draft, beside.adapter, launch, formats)
-    write_formats(draft, formats, launch)
+    write_formats(draft, formats, launch, release)
     read_tf32(reader, draft, casts=bool(formats.mixed))
-    read_loss(reader, draft, launch)
-    read_checkpointing(reader, draft, launch)
+    read_loss(reader, draft, launch, release)
+    read_checkpointing(reader, draft, launch, release)
     read_lengths(reader, draft)
     read_batches(reader, draft, launch)
-    read_optimizer(reader, draft, launch)
+    read_optimizer(reader, draft, launch, release.optimizer, release.trainer)
     read_rows(reader, draft, WITHOUT_EFFECT)
     imported = draft.imported([reader, *beside.readers()], loose=loose)
     return with_job(with_environment(imported, script.environment), script.job)

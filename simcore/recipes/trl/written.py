@@ -53,7 +53,9 @@ def write_trainer(outline: Outline, at: str = "") -> int:
     if outline.value("training.loss") == "cut":
         outline.put(f"{at}loss_type", "nll", "training.loss")
     else:
-        outline.refuse("training.loss", "SFTTrainer makes no whole logits (cut stands for it)")
+        outline.refuse("training.loss", "SFTTrainer makes no whole logits " + (
+            "(cut, which stands for it, is not yet served over a head that ranks share: --to axolotl makes them)"
+            if outline.value("mesh.tp") > 1 else "(cut stands for it)"))
     write_given(outline, f"{at}use_liger_kernel", "framework_options.use_liger_kernel")
     if (optimizer := optimizer_name(outline)) is not None:
         outline.put(f"{at}optim", optimizer, *(f"training.optimizer.{key}" for key in (

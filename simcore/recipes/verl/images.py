@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from simcore.models.towers import tower_of
+from simcore.models.vision.towers import tower_of
 from simcore.models.vision_blocks import AnySize
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader

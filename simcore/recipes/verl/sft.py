@@ -163,9 +163,8 @@ def _read_sharding(reader: Reader, draft: Draft) -> None:
     else:
         draft.default("framework_options.reshard_after_forward", value=True, release=_RELEASE, source=_TRAINER)
         if not _is_tied(draft):
-            draft.fail(strategy.where if strategy else draft.path, "not yet: FSDP2 of verl with a head that is not "
-                       "tied to the embedding: the embedding is a unit and the head is not (model.strategy=fsdp has "
-                       "neither)")
+            draft.default("framework_options.wrap", "separate_embedding", release=_RELEASE,
+                          source="utils/fsdp_utils.py apply_fsdp2: of a head that is not tied")
     _read_units(reader, draft, first=first)
     away = reader.flag("model.fsdp_config.cpu_offload")
     if away is not None and away.value:

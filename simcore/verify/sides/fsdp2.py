@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from simcore.frameworks.common.transformers import DISPATCHED
+from simcore.frameworks.fsdp2.split.mixtures import dispatches
 from simcore.verify.sides.engine import whole_step
 from simcore.verify.sides.settings import TORCH_DTYPES, Settings
 from simcore.verify.sides.side import Side
@@ -21,6 +23,10 @@ _TOLD: Final = frozenset({
         "set_is_last_backward", "optimizer_in_bwd", "experts"))})
 
 
+_WRAPS: Final = {"separate_embedding_head": "titan", "separate_embedding": "embedding"}
+"""The script's word by the value of `wrap`."""
+
+
 def _case(settings: Settings, rank: int) -> dict[str, Any]:
     mesh, stored = settings.job.mesh, settings["training.precision.params"]
     scenario, compute, reduce = (settings.job.scenario, settings["training.precision.compute"],
@@ -29,7 +35,8 @@ def _case(settings: Settings, rank: int) -> dict[str, Any]:
     settings.expect("training.method", scenario.training.method, ("full", "lora"))
     settings.expect("training.recompute", scenario.training.recompute, ("none", "full"))
     settings.expect("training.loss", settings["training.loss"], ("hf", "hf_keep_logits"))
-    settings.expect("framework_options.wrap", settings.option("wrap"), (None, "layers_root", "separate_embedding_head"))
+    settings.expect("framework_options.wrap", settings.option("wrap"),
+                    (None, "layers_root", "separate_embedding_head", "separate_embedding"))
     return {
         "model": {"fields": settings.fields()}, "rank": rank, "world": mesh.size, "dp_replicate": mesh.dp_replicate,
         "ep": mesh.ep, "seq": scenario.training.seq_len, "batch": scenario.training.micro_batch_size,
@@ -61,9 +68,10 @@ def _lora(settings: Settings) -> dict[str, Any] | None:
 def _options(settings: Settings) -> dict[str, Any]:
     option, recompute = settings.option, settings.job.scenario.training.recompute
     by = {"transformers": "hf"}.get(option("recompute_by"), "layer")
-    experts = option("experts") or "fully_shard"
+    experts = DISPATCHED if dispatches(settings.job) else option("experts") or "fully_shard"
+    settings.expect("framework_options.experts", experts, ("fully_shard", "ignored"))
     return {
-        "wrap": "titan" if option("wrap") == "separate_embedding_head" else "layers_root",
+        "wrap": _WRAPS.get(option("wrap"), "layers_root"),
         "accum_sync": option("sync_gradients") or "last", "reshard": option("reshard_after_forward"),
         "set_last_reshard": option("set_last_reshard"), "prefetch": option("prefetch"),
         "ac": by if recompute == "full" else "none", "is_last": option("set_is_last_backward") or "every",

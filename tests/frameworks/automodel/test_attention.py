@@ -51,7 +51,7 @@ def test_packs_of_automodels_own_layers_run_by_transformer_engine_whatever_is_as
     (LLAMA | {"lengths": "packed", "options": EAGER | {"attn": "sdpa"}}, NotYet, "with packed sequences and attn"),
     (LLAMA | {"options": EAGER | {"attn": "sdpa"}}, InputError, "attn: changes nothing with attn_implementation"),
     (LLAMA | {"options": EAGER | {"sdpa_backend": "flash"}}, InputError, "changes nothing with attn_implementation"),
-    (LLAMA | {"options": {"attn_implementation": "flash"}}, InputError, "expected None or 'eager' or 'sdpa'"),
+    (LLAMA | {"options": {"attn_implementation": "flash"}}, InputError, "expected null or 'eager' or 'sdpa'"),
     (LLAMA | {"options": {"attn_implementation": "flash_attention_2"}, "topology": "v100-32gb"}, IllegalLayout,
      "only supports Ampere GPUs or newer")])
 def test_what_no_model_reads_is_refused(given: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -141,3 +141,31 @@ def test_adapters_that_run_apart_keep_more() -> None:
     assert apart.peak.allocated_bytes > efficient.peak.allocated_bytes
     with pytest.raises(InputError, match="changes nothing without adapters"):
         small.prepared("automodel", {"dp_shard": 2}, options={"use_memory_efficient_lora": True}, **LLAMA)
+
+
+GLM: dict[str, Any] = {"config": "glm-5", "overrides": {"num_hidden_layers": 4}}
+SPARSE: dict[str, Any] = {"model": GLM, "options": {"attn": "tilelang"}}
+
+
+@pytest.mark.parametrize(("given", "error", "message"), [
+    (SPARSE, IllegalLayout, "requires THD/packed sequences"),
+    (SPARSE | {"lengths": "packed", "model": MOE}, IllegalLayout, "Unsupported attention implementation: tilelang"),
+    (SPARSE | {"lengths": "packed", "model": {"config": "deepseek-v3.2", "overrides": {"num_hidden_layers": 4}}},
+     IllegalLayout, "Unsupported attention implementation"),
+    (SPARSE | {"lengths": "packed", "model": {"config": "glm-5", "overrides": {"kv_lora_rank": 256}}}, IllegalLayout,
+     "must be"),
+    ({"model": GLM, "options": {"attn": "sdpa"}, "lengths": "packed"}, NotYet, "by sdpa"),
+    ({"model": GLM, "options": {"attn": "te"}}, NotYet, "behind an indexer")])
+def test_kernels_of_chosen_keys(given: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        small.prepared("automodel", {"dp_shard": 2, "ep": 2}, **given)
+
+
+def test_ranks_that_share_sequences_gather_their_keys() -> None:
+    report = simulate(small.scenario("automodel", {"dp_shard": 2, "cp": 2, "ep": 2}, seq_len=512, lengths="packed",
+                                     packed_length=128, **SPARSE))
+    assert report.status == "ok", report.problems
+    gathered = sum(t.payload_bytes for t in report.ranks[0].traffic if (t.axis, t.collective, t.phase) == (
+        "cp", "all_gather", "forward"))
+    tokens, layers, columns = 512, 4, 128 + 512 + 64  # of the indexer, of latent values, of rotated keys
+    assert gathered == 2 * tokens * layers * columns

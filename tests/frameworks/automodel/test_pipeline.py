@@ -81,7 +81,7 @@ def test_unseen_bytes_widen_the_band_upwards_alone(monkeypatch: pytest.MonkeyPat
     (PP, "auto", {"pp_recv_buffer_pool_slack": 0}, "changes nothing without pp_recv_buffer_pool"),
     (PP, "0.4.0", {POOL: True}, "changes nothing before 0.7.0"),
     (PP, "auto", {"pp_recv_buffer_pool_slack": -1, POOL: True}, "expected 0 or int"),
-    (PP, "auto", {POOL: "yes"}, "expected True or False")])
+    (PP, "auto", {POOL: "yes"}, "expected true or false")])
 def test_a_pool_that_changes_nothing_is_refused(mesh: dict[str, int], version: str, options: dict[str, Any],
                                                 message: str) -> None:
     with pytest.raises(InputError, match=message):

@@ -10,6 +10,9 @@ import small
 from simcore.errors import IllegalLayout, InputError, NotYet
 from simcore.frameworks.automodel.policies import NEMO_RL, OLDER
 from simcore.models.blocks import Attention, Mamba2, Moe
+from simcore.program.outline import Phase
+from simcore.program.tile import AUX, OP
+from simcore.recording.tape import Op
 from simcore.simulate import simulate
 
 LORA: dict[str, Any] = {"method": "lora", "lora": {"rank": 8, "exclude_modules": ["*out_proj*"]}}
@@ -256,3 +259,20 @@ def test_a_loss_over_tp_holds_three_copies_of_its_part_and_keeps_one() -> None:
         assert report.ranks[0].peak.phase == "loss"
         peaks[vocab] = report.ranks[0].peak.by_category["activation"]
     assert peaks[128000] - peaks[64000] == 3 * 4 * 1024 * 32000
+
+
+# ---- clipping --------------------------------------------------------------------------------------------------------
+def test_without_a_limit_gradients_are_passed_over_as_a_worker_does() -> None:
+    """Kernels of an update: the first moves gradients alone, by norm and product or by the norm, or there is none."""
+    given: dict[str, Any] = {"implementation": "hf", "model": "llama-tiny",
+                             "precision": {"params": "fp32", "grad_reduce": "fp32"}}
+    moved = []
+    for version, options in ((NEMO_RL, {}), (OLDER, {}), (OLDER, {"clip_grad_norm": False}),
+                             (NEMO_RL, {"clip_grad_norm": True}), (NEMO_RL, {"clip_grad_norm": False})):
+        program = small.program_of("automodel", {"dp_shard": 2}, version=version, options=options, **given)
+        updates = (program.columns[:, OP] == Op.COMPUTE) & (program.phase == Phase.OPTIMIZER)
+        moved.append(program.columns[updates, AUX].tolist())
+    (clipped, update), *others = moved
+    assert others == [[clipped, update], [clipped // 3, update], [clipped, update], [update]]
+    with pytest.raises(IllegalLayout, match=r"clipped at 1\.0 where no norm is given"):
+        small.prepared("automodel", {"dp_shard": 2}, options={"clip_grad_norm": False}, model="llama-tiny")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import small
+from simcore.errors import IllegalLayout, NotYet
 from simcore.results.report import Report
 from simcore.simulate import simulate
 
@@ -91,3 +92,42 @@ def test_dropout_of_attention_is_refused() -> None:
 def test_a_backend_of_sdpa_has_no_effect_on_other_attention() -> None:
     report = simulate(small.scenario("ddp", {}, options={"attn_implementation": "eager", "sdpa_backend": "flash"}))
     assert "sdpa_backend: changes nothing with attn_implementation: eager" in report.problems[0].message
+
+
+# ---- Llama 4 ---------------------------------------------------------------------------------------------------------
+LLAMA4: dict[str, Any] = {"config": "llama-4-scout-text", "overrides": {
+    "hidden_size": 256, "vocab_size": 1000, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "head_dim": 32, "num_local_experts": 8, "attention_chunk_size": 128}}
+
+
+def test_settings_of_llama_4_that_are_refused() -> None:
+    asked: list[tuple[str, dict[str, Any], type[Exception]]] = [
+        ("Flash Attention 2 yet", {"options": {"attn_implementation": "flash_attention_2"}}, IllegalLayout),
+        ("softmax is in the compute", {"options": {"attn_implementation": "eager"}}, NotYet),
+        ("setting experts impl", {"options": {"experts_implementation": "grouped_mm"}}, IllegalLayout),
+        ("nothing to dispatch", {"mesh": {"dp_shard": 2, "ep": 2}}, IllegalLayout),
+        ("as long as a chunk", {"seq_len": 128}, NotYet),
+        ("two masks", {"lengths": "packed", "packed_length": 32}, NotYet),
+        ("packed in 4 bits", {"method": "qlora"}, NotYet),
+    ]
+    for words, given, error in asked:
+        mesh = given.pop("mesh", {"dp_shard": 2})
+        with pytest.raises(error, match=words):
+            small.prepared("fsdp2", mesh, model=LLAMA4, **given)
+
+
+def test_every_expert_of_llama_4_is_told_to_compute_every_token() -> None:
+    _, framework = small.prepared("fsdp2", {"dp_shard": 2}, model=LLAMA4)
+    assert any("every expert computes every token" in value for _, value, _ in framework.defaults)
+
+
+# ---- latent attention ------------------------------------------------------------------------------------------------
+def test_settings_of_latent_attention_that_are_not_modelled() -> None:
+    model = {"config": "deepseek-v2-lite", "overrides": {"num_hidden_layers": 2}}
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("by eager", {"options": {"attn_implementation": "eager"}}),
+        ("by flash_attention_2", {"options": {"attn_implementation": "flash_attention_2"}}),
+        ("packed sequences", {"lengths": "packed", "packed_length": 32}), ("packed in 4 bits", {"method": "qlora"})]
+    for words, given in asked:
+        with pytest.raises(NotYet, match=words):
+            small.prepared("fsdp2", {"dp_shard": 2}, model=model, **given)

@@ -9,6 +9,7 @@ import pytest
 import small
 from simcore.errors import IllegalLayout, NotYet
 from simcore.frameworks.deepspeed.experts import groups
+from simcore.frameworks.deepspeed.experts.joint_gathers import JointGathers
 from simcore.frameworks.deepspeed.partitions import groups_of
 from simcore.placement.plan import Plan
 
@@ -29,7 +30,8 @@ def refusals() -> list[tuple[str, type[Exception], int, dict[str, int], dict[str
         ("expert-internal tensor parallelism", IllegalLayout, 2, {"dp_shard": 8, "ep": 2, "etp": 2}, {}),
         ("does not support sequence parallelism yet", IllegalLayout, 3, {"dp_shard": 4, "ep": 2, "cp": 2}, {}),
         ("beside its sequence or tensor", NotYet, 2, {"dp_shard": 4, "ep": 2, "cp": 2}, {}),
-        ("under zero3", NotYet, 3, {"dp_shard": 4, "ep": 2}, {}),
+        ("hpZeRO secondary tensor groups", IllegalLayout, 3, {"dp_shard": 4, "ep": 2},
+         {"options": {"zero_hpz_partition_size": 2}}),
         ("no MoE layers detected", IllegalLayout, 2, {"dp_shard": 4, "ep": 2}, lora),
         ("on the host", NotYet, 2, {"dp_shard": 4, "ep": 2}, host),
         ("Contiguous Gradients", IllegalLayout, 2, {"dp_shard": 4, "ep": 2},
@@ -37,6 +39,9 @@ def refusals() -> list[tuple[str, type[Exception], int, dict[str, int], dict[str
         ("in turns", NotYet, 2, {"dp_shard": 4, "ep": 2}, {"options": {"round_robin_gradients": True}}),
         ("implementation: autoep", NotYet, 2, {"dp_shard": 4, "ep": 2}, {"implementation": "hf"}),
         ("served: mixtral, qwen2_moe, qwen3_moe", NotYet, 2, {"dp_shard": 4, "ep": 2}, {"model": "llama-3.2-3b"}),
+        ("auto_ep_layer.py:621", IllegalLayout, 2, {"dp_shard": 4, "ep": 2}, {"routing": {"capacity_factor": 1.5}}),
+        ("transformers 5.23 integrations/moe.py", IllegalLayout, 2, {"dp_shard": 4},
+         {"routing": {"capacity_factor": 1.5}, "implementation": "hf"}),
         ("drawn at random", NotYet, 2, {"dp_shard": 4, "ep": 2}, {"routing": {"seed": 1}}),
     ]
 
@@ -61,3 +66,34 @@ def test_groups_of_experts_are_no_larger_than_upstreams(monkeypatch: pytest.Monk
     monkeypatch.setattr(groups, "_LARGEST", 10)
     assert groups._split([(0, 0, 6), (0, 1, 4), (0, 2, 1), (0, 3, 12), (0, 4, 2)]) == [
         [(0, 0, 6), (0, 1, 4)], [(0, 2, 1)], [(0, 3, 12)], [(0, 4, 2)]]
+
+
+def test_what_was_gathered_over_two_groups_is_lost_if_it_is_freed_before_the_others_are_requested() -> None:
+    """`AllGatherHandle.wait` marks a group's only parameter as there whenever one of either group is waited for."""
+    gate, first, second = (1, 7, 0), (1, 8, 0), (1, 9, 0)
+    for freed, each in ((False, [[gate], [first, second]]), (True, [[gate, second], [first]]),
+                          (True, [[gate], [first, second]])):
+        joint = JointGathers()
+        joint.arrived(each)
+        joint.asked([gate], {gate, first, second}, ())
+        there = {first, second} if freed else {gate, first, second}
+        joint.asked([first, second], there, ())
+        if freed and [gate] in each:
+            with pytest.raises(IllegalLayout, match="stage3_prefetch_bucket_size: 0"):
+                joint.asked([gate], there, ())
+            joint.end_step()
+        joint.asked([gate], there, ())
+
+
+def test_parts_of_stage_3_are_those_of_ranks_with_the_same_experts() -> None:
+    """A rank of 4 has 32 of 128 experts, and one of 2 ranks keeps half of them; one that has all gathers nothing."""
+    shape = 32 * 768 * 2048
+    for ranks, part in ((8, shape // 2), (4, shape)):
+        plan = asked(3, {"dp_shard": ranks, "ep": 4})
+        found = [one for layer in plan.layers for one in plan.of_layer(layer) if one.policy.name == "experts"]
+        assert {(one.used, one.padded) for one in found} == {(shape, part)}
+    sent = small.calls(small.program_of("zero3", {"dp_shard": 4, "ep": 4}, model=QWEN, implementation="autoep"),
+                       "all_gather")
+    alone = small.postings(small.program_of("zero3", {"dp_shard": 1}, model="llama-tiny"), "fetched")
+    assert {axis for axis, _, size in sent if size} == {"dp_shard"}
+    assert [size for _, _, size in alone if size] == []

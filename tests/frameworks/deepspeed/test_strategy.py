@@ -229,7 +229,7 @@ HOSTED: dict[str, Any] = {"offload": {"optimizer": "host"}}
     ("zero3", {}, {"options": {"offload_param": {"pin_memory": True}}}, InputError, "changes nothing without"),
     ("zero2", {}, HOSTED | {"options": {"offload_optimizer": {"buffer_count": 4}}}, InputError, "is about NVMe alone"),
     ("zero2", {}, HOSTED | {"options": {"offload_optimizer": {"pinned": True}}}, InputError, "unknown option 'pinned'"),
-    ("zero2", {}, HOSTED | {"options": {"offload_optimizer": {"pin_memory": 1}}}, InputError, "expected True or False"),
+    ("zero2", {}, HOSTED | {"options": {"offload_optimizer": {"pin_memory": 1}}}, InputError, "expected true or false"),
     ("zero2", {}, HOSTED | {"optimizer": {"name": "sgd"}}, IllegalLayout, "either use DeepSpeedCPUAdam"),
     ("zero2", {}, HOSTED | {"topology": "dgx-spark"}, IllegalLayout, "host and device are the same 128.00 GiB"),
     ("zero2", {}, {"options": {"stage3_max_live_parameters": 1}}, InputError, "stage3_max_live_parameters"),

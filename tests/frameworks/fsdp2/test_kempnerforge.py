@@ -31,7 +31,7 @@ def _kempner(mesh: dict[str, int], options: dict[str, Any] | None = None, **trai
     ({"dp_shard": 2}, {"model": EXPERTS, "routing": {"seed": 1}}, "not yet: routing drawn at random in KempnerForge's"),
     ({"dp_shard": 2, "tp": 8}, {}, "4 key and value heads must be divisible by tp 8"),
     ({"dp_shard": 2, "tp": 2}, {"seq_len": 63}, "not yet: 63 positions on 2 ranks"),
-    ({"dp_shard": 2}, {"options": {"reshard_after_forward": False}}, "reshard_after_forward: expected None or True"),
+    ({"dp_shard": 2}, {"options": {"reshard_after_forward": False}}, "reshard_after_forward: expected null or true"),
     ({"dp_shard": 2}, {"options": {"sync_gradients": "every"}}, "sync_gradients: expected 'last'"),
     ({"dp_shard": 2}, {"model": "qwen3-8b"}, "not yet: qwen3 in the layers of KempnerForge"),
     ({"dp_shard": 2}, {"loss": "hf"}, "not yet: hf under fsdp2"),

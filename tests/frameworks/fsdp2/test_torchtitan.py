@@ -11,6 +11,8 @@ from rich.console import Console
 import small
 from frameworks.fsdp2.test_table import gathered_bytes
 from simcore.cli.sheets.first_screen import first_screen
+from simcore.models.graph import build, model_config
+from simcore.recipes.torchtitan.flavors import FLAVORS
 from simcore.results.report import Report
 from simcore.simulate import simulate
 from simcore.simulation.simulation import legal_simulation
@@ -32,7 +34,9 @@ def _titan(mesh: dict[str, int], options: dict[str, Any] | None = None, **traini
     ({"dp_shard": 2}, {"precision": {"compute": "fp8"}, "recompute": "full",
                        "options": {"compile": True, "fp8_recipe": "tensorwise", "fp8_all_gather": True}},
      "together with `recipe_name` is not supported"),
-    ({"dp_shard": 2}, {"options": {"reshard_after_forward": 2}}, "reshard_after_forward: expected None or True"),
+    ({"dp_shard": 2}, {"options": {"reshard_after_forward": 2}}, "reshard_after_forward: expected null or true"),
+    ({"dp_shard": 2}, {"method": "lora"}, "not yet: lora with torchtitan's layers"),
+    ({"dp_shard": 4, "ep": 2}, {"model": "qwen3-30b-a3b", "routing": {"capacity_factor": 1.5}}, "no expert capacity"),
     ({"dp_shard": 2}, {"options": {"sync_gradients": "last"}}, "sync_gradients: expected 'every'"),
     ({"dp_shard": 2}, {"model": "mixtral-8x7b"}, "not yet: mixtral in the layers of torchtitan"),
     ({"dp_shard": 2}, {"model": "qwen3-30b-a3b", "options": {"compile": True}}, "blocks of torchtitan's Qwen3-MoE"),
@@ -52,6 +56,14 @@ def _titan(mesh: dict[str, int], options: dict[str, Any] | None = None, **traini
     ({"dp_shard": 2, "cp": 2}, {"model": "deepseek-v2-lite", "options": {"attn": "flex"}}, "only supports SDPA attent"),
     ({"dp_shard": 2}, {"options": {"attn": "flex", "sdpa_backend": "flash"}}, "backend: changes nothing with attn"),
     ({"dp_shard": 2, "pp": 2}, {"model": "qwen3-8b", "microbatches": 4}, "qwen3 does not support pipelining"),
+    ({"dp_shard": 2, "pp": 2}, {"model": "gpt-oss-20b", "microbatches": 4}, "gpt_oss does not support pipelining"),
+    ({"dp_shard": 2, "cp": 2}, {"model": "gpt-oss-20b"}, "CP support for gpt-oss model is still in progress."),
+    ({"dp_shard": 2}, {"model": "gpt-oss-20b", "options": {"attn": "sdpa"}}, "gpt-oss only support FlexAttention"),
+    ({"dp_shard": 2, "tp": 2}, {"model": "gpt-oss-20b", "options": {"async_tp": True}}, "Async TP requires torch.comp"),
+    ({"dp_shard": 2, "tp": 2}, {"model": "gpt-oss-20b", "options": {"async_tp": True, "compile": True}},
+     "async_tp: changes nothing in GPT-OSS"),
+    ({"dp_shard": 2}, {"model": "gpt-oss-20b", "options": {"sdpa_backend": "flash"}}, "sdpa_backend: changes nothing"),
+    ({"dp_shard": 2}, {"model": "gpt-oss-20b", "options": {"repeat_kv": True}}, "repeat_kv: changes nothing in"),
     ({"dp_shard": 2, "tp": 2, "cp": 2}, {"model": "qwen3-8b"},
      "not yet: tensor parallelism of torchtitan's Qwen3 beside context parallelism"),
     ({"dp_shard": 2, "tp": 2}, {"model": "qwen3-8b", "options": {"compile": True}},
@@ -211,3 +223,24 @@ def test_a_job_that_torch_2_13_stops_is_told_on_the_first_screen() -> None:
     stream = io.StringIO()
     Console(file=stream, width=120, color_system=None).print(*first_screen([report], 120), sep="\n", soft_wrap=True)
     assert "experts gathered in replays: as before torch 2.13, which stops there" in stream.getvalue()
+
+
+def test_gpt_oss_has_upstream_s_parameters_and_its_layers_are_made_in_bf16() -> None:
+    """Counts of `GptOssModel` on the meta device, with those in bf16 (torchtitan 0.2.2 models/gpt_oss/__init__.py)."""
+    for size, (whole, narrow) in {"debugmodel": (183_397_920, 80_440_608), "20b": (20_914_757_184, 19_756_487_424),
+                                  "120b": (116_829_156_672, 115_670_886_912)}.items():
+        flavor = FLAVORS["gpt_oss"][size]
+        graph = build(model_config(flavor.preset, flavor.changed(), ""), "torchtitan")
+        specs = [spec for layer in graph.layers for spec in graph.tensors[layer.kind] if spec.is_owned]
+        assert sum(spec.numel for spec in specs) == whole, size
+        assert sum(spec.numel for spec in specs if spec.stored == "bf16") == narrow, size
+
+
+def test_blocks_of_gpt_oss_are_never_compiled() -> None:
+    """`parallelize_gptoss` compiles nothing: the loss alone is what a compiled run has more."""
+    model = {"config": "gpt-oss-20b", "overrides": {"num_hidden_layers": 2}}
+    peaks = {compiled: _titan({"dp_shard": 2}, {"compile": compiled} if compiled else {}, model=model, seq_len=512)
+             for compiled in (False, True, "model", "loss")}
+    by_word = {word: report.ranks[0].peak for word, report in peaks.items()}
+    assert by_word[True] == by_word["loss"] != by_word[False] == by_word["model"]
+    assert "compiled blocks" in {one.what for one in peaks["model"].assumptions}

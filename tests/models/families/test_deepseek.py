@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+import small
 from simcore.errors import InputError
-from simcore.models.blocks import LatentAttention, Moe
+from simcore.models.blocks import CompressedAttention, LatentAttention, Moe, Streams
 from simcore.models.graph import ModelGraph, build, model_config
+from simcore.simulate import simulate
 
 
 def graph(preset: str, code: str = "hf", **changed: Any) -> ModelGraph:
@@ -72,3 +74,29 @@ def test_a_further_token_has_a_layer_two_norms_and_a_projection() -> None:
 def test_refused(changed: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError, match=told):
         graph("deepseek-v3", **changed)
+
+
+def test_attention_and_routers_of_the_fourth() -> None:
+    made = build(model_config("deepseek-v4-flash", {"num_hidden_layers": 5}, "model"), "hf")
+    kinds = [made.kinds[layer.kind] for layer in made.layers[1:6]]
+    attention = [kind.branches[0].block for kind in kinds]
+    assert [isinstance(block, CompressedAttention) and (block.every, block.overlaps, block.indexer is not None)
+            for block in attention] == [(0, False, False)] * 2 + [(4, True, True), (128, False, False), (4, True, True)]
+    assert [isinstance(block, Moe) and block.table for block in (kind.branches[1].block for kind in kinds)] == [
+        129280] * 3 + [0] * 2
+    assert {kind.streams for kind in kinds} == {Streams(4, 20)}
+
+
+@pytest.mark.parametrize(("changed", "message"), [
+    ({"compress_ratios": [0, 3]}, "expected 2 or more of 0, 4, 128"), ({"num_key_value_heads": 2}, "expected 1"),
+    ({"o_groups": 7}, "a divisor of"), ({"scoring_func": "softmax"}, "not modelled yet"),
+    ({"n_shared_experts": 2}, "expected 1"), ({"layer_types": ["sliding_attention"]}, "expected 2 or more")])
+def test_what_the_fourth_refuses(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        build(model_config("deepseek-v4-flash", {"num_hidden_layers": 2} | changed, "model"), "hf")
+
+
+def test_a_step_of_the_fourth_is_not_simulated_yet() -> None:
+    report = simulate(small.scenario("fsdp2", {"dp_shard": 2}, model={"config": "deepseek-v4-flash", "overrides": {
+        "num_hidden_layers": 2}}))
+    assert "attention over compressed keys" in report.problems[0].message

@@ -116,3 +116,13 @@ def test_the_first_one_is_llama_with_gelu() -> None:
 def test_the_first_one_refuses_another_activation() -> None:
     with pytest.raises(InputError, match="hidden_act: expected gelu_pytorch_tanh or gelu"):
         build({**model_config("gemma-7b", {}, "model"), "hidden_act": "silu"}, "hf")
+
+
+def test_the_scale_of_embeddings_has_the_type_that_is_loaded() -> None:
+    """A tensor made while a model is loaded in bf16 has 2 bytes (transformers 5.23.0, `from_pretrained(dtype=...)`)."""
+    model = {"config": "gemma-3-1b", "overrides": SMALL}
+    for framework in ("fsdp2", "automodel"):
+        for params in ("fp32", "bf16"):
+            plan = small.plan_of(framework, {"dp_shard": 2}, model=model, precision={"params": params})
+            [scale] = [placed for placed in plan.kinds[0] if placed.spec.name == "embed_scale"]
+            assert (scale.spec.module, scale.policy.at_rest.dtype) == ("factors", params), framework

@@ -50,3 +50,23 @@ def test_kinds_of_layers_may_be_listed() -> None:
 def test_refused(preset: str, changed: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError, match=told):
         graph(preset, **changed)
+
+
+def test_some_layers_take_the_keys_that_an_earlier_one_chose() -> None:
+    """As transformers 5.23 `configuration_glm_moe_dsa.py`, __post_init__."""
+    def shared(**changed: Any) -> str:
+        made = graph("glm-5", num_hidden_layers=8, **changed)
+        blocks = [made.kinds[layer.kind].branches[0].block for layer in made.layers[1:9]]
+        return "".join("FS"[isinstance(block, LatentAttention) and block.indexer is not None and block.indexer.borrows]
+                       for block in blocks)
+
+    assert shared() == "FFFFFFFF"
+    assert shared(index_topk_freq=4, index_skip_topk_offset=3) == "FFFSSSFS"
+    assert shared(index_topk_pattern="FSFSFSFS") == "FSFSFSFS"
+    assert shared(index_topk_pattern="FS" * 4, indexer_types=["full"] * 6 + ["shared"] * 2) == "FFFFFFSS"
+    with pytest.raises(InputError, match="there is none"):
+        shared(indexer_types=["shared"] * 8)
+    with pytest.raises(InputError, match="expected a letter"):
+        shared(index_topk_pattern="FX")
+    with pytest.raises(InputError, match="a list is that of indexer_types"):
+        shared(index_topk_pattern=["full"])

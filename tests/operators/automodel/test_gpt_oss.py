@@ -15,11 +15,11 @@ from simcore.models.blocks import Attention, Mlp, Moe
 from simcore.models.graph import ModelGraph, build, model_config
 from simcore.operators.automodel.env import Env
 from simcore.operators.automodel.experts import expert_mlp
-from simcore.operators.automodel.gpt_oss import block_masks
 from simcore.operators.automodel.implementation import record, standing
 from simcore.operators.automodel.options import RELEASE_0_7_0, AutomodelOptions, Dispatcher
 from simcore.operators.automodel.router import chosen_softmax_gate
 from simcore.operators.automodel.tensors import tensors
+from simcore.operators.shared.aten import block_masks
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.rows import Op
 from simcore.recording.tape import Node, Param, Section, Tape, Tensor
@@ -136,7 +136,7 @@ def test_chunks_of_experts_inside_a_checkpoint_are_not_modelled() -> None:
 @pytest.mark.parametrize("row", STORED["masks"], ids=lambda row: f"{row['batch']} of {row['seq']}")
 def test_a_mask_of_flex_attention_has_upstream_s_bytes(row: dict[str, int]) -> None:
     block = Attention(SHAPE["hidden_size"], SHAPE["num_attention_heads"], 2, 32, sinks=True, window=row["window"])
-    assert block_masks(block, row["batch"], row["seq"]) == row["bytes"]
+    assert block_masks(row["seq"], row["batch"] * block.num_heads) == row["bytes"]
 
 
 def test_a_mask_for_each_window_stays() -> None:

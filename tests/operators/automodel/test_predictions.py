@@ -30,7 +30,7 @@ STORED: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
 S, SEQ = STORED["shape"], STORED["seq"]
 SMALL = 4 * SEQ * S["n_routed_experts"]
 """A few bytes a token: masks, ids and the load of experts."""
-OPTIONS = replace(RELEASE_0_7_0, keeps_norm_rstd=True)
+OPTIONS = replace(RELEASE_0_7_0, keeps_norm_rstd=True, wide_norms=False)
 """The norm that was measured is torch's."""
 
 

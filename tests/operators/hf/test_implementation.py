@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
@@ -28,7 +29,7 @@ from simcore.simulate import simulate
 
 TRUTH = ROOT / "tests/truth" / "tape"
 FILES = [f"{kind}-torch-2.13.0-transformers-5.23.0.json" for kind in (
-    "hf", "families", "host", "hybrids", "dense", "liger-0.7.0", "delta-fla-0.6.0")]
+    "hf", "families", "host", "hybrids", "dense", "latent", "liger-0.7.0", "delta-fla-0.6.0")]
 CASES: dict[str, Any] = {name: case for file in FILES for name, case in json.loads(
     (TRUTH / file).read_text(encoding="utf-8")).items()}
 
@@ -60,7 +61,7 @@ class Model:
         """Tells whether the layer keeps until its backward the tensors that the stem made for all layers."""
         if self.case.get("checkpoint"):
             return trained_below or any(p.trainable for p in params.values())
-        turned = any(p.trainable and (".q_proj" in name or ".k_proj" in name) for name, p in params.items())
+        turned = any(p.trainable and re.search(r"\.(q|q_a|q_b|k)_proj|\.kv_a_proj", name) for name, p in params.items())
         return any(spec.component == "attention" for spec in specs) and (trained_below or turned)
 
     def params(self, graph: ModelGraph, number: int, kind: LayerKind) -> dict[str, Param]:
@@ -302,6 +303,23 @@ def test_products_of_a_layer_cost_what_they_must() -> None:
     gemm = [sum(row[3] for row in section.rows if row[0] == Op.COMPUTE and row[2] == 0)
             for section in (model.tapes[1].forward, model.tapes[1].backward)]
     assert gemm == [2 * 512 * weights, 4 * 512 * weights]
+
+
+def test_narrower_values_run_the_memory_efficient_kernel() -> None:
+    """Its backward makes a delta; the flash kernel, which GLM's heads of one size run, has none of its own here."""
+    made = {name: any(label.endswith("attention_delta") for label, _ in Model(CASES[name]["case"]).slots)
+            for name in ("deepseek-v3", "glm4-lite")}
+    assert made == {"deepseek-v3": True, "glm4-lite": False}
+
+
+def test_every_expert_of_llama_4_multiplies_every_token() -> None:
+    """Rows are experts x tokens whatever the router chooses: two products forward, twice that in backward."""
+    case, experts = CASES["llama4"]["case"], 8
+    for chosen in (1, 4):
+        layer = Model(case | {"overrides": {**case["overrides"], "num_experts_per_tok": chosen}}).tapes[1]
+        made = [sum(row[3] for row in section.rows if row[0] == Op.COMPUTE and row[2] == Kernel.GROUPED_GEMM)
+                for section in (layer.forward, layer.backward)]
+        assert made == [times * experts * 512 * 3 * 256 * 128 for times in (2, 4)]
 
 
 # ---- packed sequences -----------------------------------------------------------------------------------------------

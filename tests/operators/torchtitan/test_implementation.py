@@ -20,13 +20,18 @@ TRUTH = ROOT / "tests/truth" / "tape" / "torchtitan-0.2.2-torch-2.13.0.json"
 CASES: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
 EXPERTS: dict[str, Any] = json.loads(TRUTH.with_name("torchtitan-experts-0.2.2-torch-2.13.0.json").read_text(
     encoding="utf-8"))
+OSS: dict[str, Any] = json.loads(TRUTH.with_name("torchtitan-oss-0.2.2-torch-2.13.0.json").read_text(encoding="utf-8"))
 MODES = {"op": "per_op"}
-WHOLE = ("moe.router", "attention.wkv_a", "attention.wq_a")
+WHOLE = ("moe.router", "attention.wkv_a", "attention.wq_a", "attention.wo.bias")
 """Parameters that tensor parallelism leaves whole, besides norms."""
+HEADS = ("attention.sinks", "attention.wq.bias", "attention.wk.bias", "attention.wv.bias")
+"""Vectors that it cuts."""
 
 
 def preset(case: dict[str, Any]) -> str:
     """The configuration that a case's shape is laid over."""
+    if "sliding_window" in case["model"]:
+        return "gpt-oss-20b"
     if "kv_lora_rank" in case["model"]:
         return "deepseek-v3" if case["model"].get("n_group", 1) > 1 else "deepseek-v2-lite"
     if "num_experts" in case["model"]:
@@ -49,14 +54,14 @@ class Model:
         tp, made = self.case.get("tp", 1), {}
         for spec in graph.tensors[number]:
             cut = 1 if spec.name.endswith(("wo.weight", "w2.weight")) else 0
-            if ".experts.w" in spec.name:
+            if ".experts." in spec.name and "shared" not in spec.name:
                 ep = self.case.get("ep", 1)
                 narrow = self.case.get("etp", 1) if ep > 1 else tp
                 parts = [ep, *(narrow if dim == "expert_ffn" else 1 for dim in spec.dims[1:])]
                 shape = tuple(size // part for size, part in zip(spec.shape, parts, strict=True))
                 made[spec.name] = Param(spec.name, shape, "bf16", trainable=True)
                 continue
-            parts = [tp if at == cut and len(spec.shape) > 1 and not spec.name.startswith(
+            parts = [tp if at == cut and (len(spec.shape) > 1 or spec.name in HEADS) and not spec.name.startswith(
                 WHOLE) else 1 for at in range(len(spec.shape))]
             shape = tuple(size // part for size, part in zip(spec.shape, parts, strict=True))
             made[spec.name] = Param(spec.name, shape, self.case.get("compute", "bf16"), trainable=True)
@@ -137,10 +142,19 @@ def test_bytes_born_by_category(name: str) -> None:
 @pytest.mark.parametrize("name", EXPERTS)
 def test_experts_on_one_rank_and_on_several(name: str) -> None:
     """Messages of a ring and all-to-alls of experts, of one size here, are one kind: a measured event has no group."""
+    as_measured(EXPERTS[name])
+
+
+@pytest.mark.parametrize("name", OSS)
+def test_gpt_oss_on_one_rank_and_on_several(name: str) -> None:
+    as_measured(OSS[name])
+
+
+def as_measured(case: dict[str, Any]) -> None:
+    """Every event, with messages of a ring and all-to-alls of experts as one kind."""
     def said(events: Events) -> Events:
         return [event.replace("send_recv", "all_to_all") if isinstance(event, str) else event for event in events]
 
-    case = EXPERTS[name]
     recorded = [(at, said(events)) for at, events in Model(case["case"]).sections() if events]
     measured = [(section["at"], section["events"]) for section in case["sections"] if section["events"]]
     same_events(recorded, measured)

@@ -632,3 +632,11 @@ def test_bitsandbytes_in_8_bits_is_refused_under_fsdp_2_by_axolotls_own_rule(tmp
     for optimizer, is_wrong in (("adamw_bnb_8bit", True), ("adamw_torch_8bit", False)):
         found = imported(tmp_path, changed(FSDP2, optimizer=optimizer))
         assert bool([one for one in found.wrong if "adamw_torch_8bit` instead" in one.message]) is is_wrong, optimizer
+
+
+def test_keys_of_older_releases_are_passed_over_and_told(tmp_path: Path) -> None:
+    """AxolotlInputConfig of 067b021c takes no keys but its own, and stops at none (pydantic's extra is ignore)."""
+    told = imported(tmp_path, RECIPE + "eval_table_max_new_tokens: 128\nunsloth_rope: true\n")
+    told.expect_complete()
+    assert {one.key for one in told.left if one.kind == "not modelled" and "older releases" in one.why} == {
+        "eval_table_max_new_tokens", "unsloth_rope"}

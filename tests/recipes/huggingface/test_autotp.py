@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from simcore.errors import RankscopeError
+from simcore.errors import IllegalLayout, RankscopeError
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import parse_scenario
 from simcore.recipes.answers import Answers
@@ -48,9 +48,11 @@ def config(stage: int = 2, **keys: Any) -> dict[str, Any]:
     return {"zero_optimization": {"stage": stage}, "bf16": {"enabled": True}, "gradient_accumulation_steps": 3, **keys}
 
 
-def alone(keys: dict[str, Any], gpus: int = 8) -> Imported:
+def alone(keys: dict[str, Any], gpus: int = 8, **more: Any) -> Imported:
     Path("zero.json").write_text(json.dumps(keys, indent=1), encoding="utf-8")
-    return import_recipe(["zero.json"], Answers.of_options(gpus, 512, "dgx-h100", SCRIPT)).with_settings(SCRIPT)
+    given = SCRIPT | {key.replace("__", "."): value for key, value in more.items()}
+    given = {key: value for key, value in given.items() if value is not None}
+    return import_recipe(["zero.json"], Answers.of_options(gpus, 512, "dgx-h100", given)).with_settings(given)
 
 
 def by_trainer(keys: dict[str, Any]) -> Imported:
@@ -66,11 +68,27 @@ def test_ranks_that_share_matrices_leave_the_others_to_zero_and_share_a_batch() 
         assert found.values["mesh"] == {"tp": 4, axis: 2}, stage
         assert found.values["training"]["global_batch_size"] == 2 * 3 * 2
         assert check(parse_scenario(found.document())).problems == ()
-    whole = alone({**config(tensor_parallel={"autotp_size": 4}), "train_batch_size": 48,
-                   "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3})
-    assert whole.values["training"]["global_batch_size"] == 12  # 48 counts each rank
     for off in (0, 1):
         assert alone(config(tensor_parallel={"autotp_size": off})).values["mesh"] == {"dp_shard": 8}
+
+
+def test_a_batch_of_all_ranks_is_asked_for_unless_the_file_tells_how_it_is_divided() -> None:
+    """With a script's `mpu` DeepSpeed divides it over ranks that share matrices once (0.19.6 runtime/config.py:711)."""
+    split = config(tensor_parallel={"autotp_size": 4})
+    parts = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3}
+    for whole in (48, 12):  # by all 8 ranks, and by the 2 that have different sequences
+        found = alone({**split, **parts, "train_batch_size": whole})
+        found.expect_complete()
+        assert found.values["training"]["global_batch_size"] == 12
+    with pytest.raises(RankscopeError, match="24 is not 2 x 3 x 8 ranks"):
+        alone({**split, **parts, "train_batch_size": 24}).expect_complete()
+    open_ = {**split, "train_batch_size": 48, "gradient_accumulation_steps": "auto"}
+    with pytest.raises(RankscopeError, match=r"counts every rank \(12\).*initialize \(48\)"):
+        alone(open_).expect_complete()
+    found = alone(open_, training__global_batch_size=24, training__micro_batch_size=None)
+    found.expect_complete()
+    assert found.values["training"] | {"precision": 0} == {
+        "seq_len": 512, "micro_batch_size": 12, "global_batch_size": 24, "precision": 0}
 
 
 def test_a_trainer_has_them_at_stages_0_to_2() -> None:
@@ -90,6 +108,17 @@ def test_a_scenario_is_written_with_its_ranks(format_name: str) -> None:
     assert {one.message.split(": ")[1] for one in made.refused} == loss
     assert format_name != "accelerate" or "num_processes: 8" in made.text
     assert any('"autotp_size": 4' in one or "autotp_size: 4" in one for one in (made.text, *made.beside.values()))
+
+
+@pytest.mark.parametrize("format_name", ["trl", "axolotl", "deepspeed", "accelerate"])
+def test_what_no_trainer_has_is_refused_with_what_has_it(format_name: str) -> None:
+    """Matrices at stage 3, and DeepSpeed's experts; the head's loss of TRL's trainer beside shared matrices."""
+    experts = SCENARIO.replace("qwen3-8b", "qwen3-30b-a3b\nimplementation: autoep").replace("tp: 4", "ep: 2")
+    for text, told in ((SCENARIO.format(stage=3), "framework: zero2"), (experts.format(stage=2), "says expert_par")):
+        with pytest.raises(IllegalLayout, match=told):
+            convert(parse_scenario(parse_document(text, "s.yaml")), format_name)
+    made = convert(parse_scenario(parse_document(SCENARIO.format(stage=2), "s.yaml")), format_name)
+    assert ["--to axolotl makes them" in one.message for one in made.refused] == [True] * (format_name != "axolotl")
 
 
 @pytest.mark.parametrize(("block", "told"), [

@@ -43,6 +43,8 @@ def test_images_are_asked_within_their_bounds(tmp_path: Path) -> None:
     questions = imported(tmp_path, LORA, {}).questions
     assert [question.key for question in questions] == ["training.images", "training.image_height"]
     assert "image_max_pixels 262,144" in questions[1].text
+    unsaid = imported(tmp_path, LORA | {"image_max_pixels": None}, {})
+    assert "image_max_pixels" not in unsaid.questions[1].text
 
 
 def test_a_tower_is_frozen_in_full_training_too(tmp_path: Path) -> None:
@@ -50,12 +52,20 @@ def test_a_tower_is_frozen_in_full_training_too(tmp_path: Path) -> None:
     assert found.values["training"]["frozen"] == ["model.visual"]
 
 
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_layers_of_a_frozen_tower_are_not_recomputed(tmp_path: Path, method: str) -> None:
+    """LLaMA-Factory ff6d4d12 model/model_utils/checkpointing.py get_custom_gradient_checkpointing_func."""
+    vision = LORA | {"model_name_or_path": "Qwen/Qwen2.5-VL-7B-Instruct", "finetuning_type": method}
+    found = imported(tmp_path, vision, ASKED)
+    assert found.values["framework_options"]["checkpoint_frozen_layers"] is False
+    off = imported(tmp_path, vision | {"disable_gradient_checkpointing": True}, ASKED)
+    assert "checkpoint_frozen_layers" not in off.values.get("framework_options", {})
+
+
 @pytest.mark.parametrize(("changed", "told"), [
     ({"freeze_vision_tower": False}, "freeze_vision_tower: a vision tower that is trained"),
     ({"freeze_multi_modal_projector": False}, "a projector that is trained"),
     ({"finetuning_type": "full", "freeze_language_model": True}, "a language model that is frozen"),
-    ({"model_name_or_path": "google/gemma-3-4b-it"}, "a model whose tower PEFT or transformers asks"),
-    ({"model_name_or_path": "Qwen/Qwen2.5-VL-7B-Instruct", "finetuning_type": "full"}, "which leave its layers out"),
 ])
 def test_other_parts_are_refused_by_name(tmp_path: Path, changed: dict[str, Any], told: str) -> None:
     with pytest.raises(RankscopeError) as caught:

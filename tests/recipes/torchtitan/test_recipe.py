@@ -356,7 +356,7 @@ def test_several_schedules_in_a_step_are_refused() -> None:
 # ---- refusals -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("old", "new", "message"), [
     ("seq_len = 256", "seq_length = 256", "mine.toml:17: unknown key 'training.seq_length'"),
-    ('name = "qwen3"', 'name = "gpt_oss"', "mine.toml:5: not yet: model.name: gpt_oss: a model that is not simulated"),
+    ('name = "qwen3"', 'name = "flux"', "mine.toml:5: not yet: model.name: flux: a model that is not simulated"),
     ('flavor = "14B"', 'flavor = "15B"', "mine.toml:6: not yet: model.flavor: 15B: no flavor of torchtitan 0.2.2"),
     ('flavor = "14B"', 'flavor = "4B"', "Parameter 'output.weight' is shared with a parameter already managed"),
     ("converters = []", 'converters = ["mx"]', "mine.toml:7: not yet: model.converters: converter mx"),

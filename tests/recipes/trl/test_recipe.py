@@ -196,7 +196,7 @@ def test_a_packed_base_has_adapters_in_bf16_and_plain_scales() -> None:
     (({**RECIPE, "optim": "adafactor"},), "not yet: optim: the optimizer adafactor"),
     (({**RECIPE, "loss_type": "dft"},), "not yet: loss_type"),
     (({**RECIPE, "max_length": None},), "max_length is null, so that nothing is cut"),
-    (({**RECIPE, "beta": 0.1},), "unknown key 'beta'"),
+    (({**RECIPE, "betta": 0.1},), "unknown key 'betta'"),
     (({**RECIPE, "deepspeed": "zero.json"},), "stands in another file, 'zero.json': name it too"),
     (({**RECIPE, "bf16": True, "fp16": True},), "bf16 and fp16 are both asked for"),
     (({**LORA, "bf16": False}, {**FSDP1, "mixed_precision": "no"}), "adapters in fp32 under FSDP 1 without mixed"),
@@ -283,11 +283,57 @@ def test_keys_in_the_order_in_which_trl_reads_them() -> None:
         "attn_implementation", "dtype", "gradient_checkpointing"}
 
 
+def test_an_older_recipe_has_the_defaults_of_its_release() -> None:
+    """TRL v0.19.1 trainer/sft_config.py, transformers 4.53.0 training_args.py: optim, gradient_checkpointing."""
+    newer, older = ({name: value for name, value in RECIPE.items() if name not in ("dtype", "max_length", "optim",
+                                                                                "gradient_checkpointing")}
+                    for _ in range(2))
+    newer |= {"dtype": "bfloat16", "max_length": 512}
+    older |= {"torch_dtype": "bfloat16", "max_seq_length": 512, "warmup_ratio": 0.1, "overwrite_output_dir": True}
+    first, second = imported(newer), imported(older)
+    second.expect_complete()
+    assert [one.values["training"]["recompute"] for one in (first, second)] == ["full", "none"]
+    assert [one.values["training"]["loss"] for one in (first, second)] == ["cut", "hf"]
+    assert [one.values["training"]["optimizer"]["implementation"] for one in (first, second)] == ["fused", "foreach"]
+    assert first.values["training"]["seq_len"] == second.values["training"]["seq_len"] == 512
+    assert {one.key for one in second.left if "TRL 0.19.1" in one.why and one.kind == "not modelled"} == {"torch_dtype"}
+    assert not [one for one in first.left if "0.19.1" in one.why]
+    both = imported({**older, "max_length": 256})
+    both.expect_complete()
+    assert both.values["training"]["seq_len"] == 256
+    assert any(one.key == "max_seq_length" and "goes before it" in one.why for one in both.left)
+
+
+def test_adapters_beside_a_packed_base_are_wider_in_an_older_recipe() -> None:
+    """TRL v0.19.1 trainer/utils.py peft_module_casting_to_bf16 leaves them; norms are in fp32."""
+    packed = {**RECIPE, "use_peft": True, "load_in_4bit": True}
+    newer = imported({**packed, "dtype": "bfloat16"})
+    older = imported({**{name: value for name, value in packed.items() if name != "dtype"}, "torch_dtype": "bfloat16"})
+    assert [one.values["training"]["lora"]["dtype"] for one in (newer, older)] == ["bf16", "fp32"]
+    assert any(one.key == "norms" and one.kind == "not modelled" for one in older.left)
+
+
+@pytest.mark.parametrize(("said", "command"), [
+    ({"num_generations": 8, "beta": 0.0, "max_prompt_length": 64}, "trl grpo"), ({"beta": 0.1}, "trl dpo"),
+    ({"desirable_weight": 1.0, "beta": 0.1}, "trl kto"), ({"center_rewards_coefficient": 0.01}, "trl reward")])
+def test_other_trainings_than_sft_are_named(said: dict[str, Any], command: str) -> None:
+    """Nothing else of such a recipe is complained about."""
+    message = refusal({**RECIPE, **said})
+    assert command in message
+    assert "read: `trl sft`" in message
+    assert "unknown key" not in message
+
+
+def test_arguments_of_scripts_around_the_trainer_change_no_step() -> None:
+    """open-r1 src/open_r1/configs.py, alignment-handbook src/alignment/configs.py."""
+    told = imported({**RECIPE, "chat_template": "{{ x }}", "system_prompt": "Be brief.", "benchmarks": ["gpqa"],
+                     "dataset_mixture": {"datasets": [{"id": "a", "weight": 1.0}]}})
+    told.expect_complete()
+    assert {one.key.partition(".")[0] for one in told.left if one.kind == "no effect"} >= {
+        "chat_template", "system_prompt", "benchmarks", "dataset_mixture"}
+
+
 @pytest.mark.parametrize(("said", "message"), [
-    ({"torch_dtype": "bfloat16"}, "torch_dtype: TRL 1.16.0 and transformers 5.23.0 have no such argument, at which `trl"
-                                  " sft` stops (write dtype)"),
-    ({"max_seq_length": 64}, "(write max_length)"),
-    ({"group_by_length": True}, "(write train_sampling_strategy"),
     ({"parallelism_config": {"dp_replicate_size": 2}}, "the Accelerator stops at it"),
     ({"router_aux_loss_coef": 0.1}, "the model has no experts, at which TRL 1.16.0 stops"),
     ({"accelerate_config": "fsdp2"}, "names a further file, fsdp2.yaml"),
@@ -374,3 +420,14 @@ def test_another_training_of_trl_is_refused_by_its_name() -> None:
     Path("run.sh").write_text("trl dpo --model_name_or_path llama-3.2-1b\n", encoding="utf-8")
     with pytest.raises(RankscopeError, match=r"no format"):
         import_recipe(["run.sh"], Answers.of_options(8, None, "dgx-h100")).expect_complete()
+
+
+def test_words_that_accelerate_hands_on_to_no_one_are_told() -> None:
+    """accelerate 1.15.0 commands/launch.py _validate_launch_command sets them on its arguments, which nothing reads."""
+    told = imported(RECIPE, {"distributed_type": "DEEPSPEED", "num_processes": 8, "deepspeed_config": {
+        "zero_stage": 2, "train_micro_batch_size_per_gpu": 4, "offload_optimizer": {"device": "cpu"}}})
+    told.expect_complete()
+    assert told.values["framework"] == "zero2"
+    assert "offload" not in told.values["training"]
+    assert {one.key for one in told.left if "hands on to no one" in one.why and one.kind == "not modelled"} == {
+        "deepspeed_config.train_micro_batch_size_per_gpu", "deepspeed_config.offload_optimizer.device"}

@@ -145,9 +145,12 @@ def test_what_no_scenario_can_say_is_refused_by_name(tmp_path: Path, change: str
     assert any(told in problem.message and problem.where == f"{tmp_path}/run.sh:3" for problem in found.refused)
 
 
-def test_units_of_fsdp_2_without_a_tied_head_are_told(tmp_path: Path) -> None:
+def test_the_embedding_is_a_unit_of_fsdp_2_where_no_head_is_tied_to_it(tmp_path: Path) -> None:
+    """verl b178a3cd utils/fsdp_utils.py:524."""
     found = imported(tmp_path, FLAT.replace("strategy=fsdp ", "strategy=fsdp2 "))
-    assert "the embedding is a unit and the head is not" in str(found.wrong[0])
+    assert found.values["framework_options"]["wrap"] == "separate_embedding"
+    tied = imported(tmp_path, FLAT.replace("strategy=fsdp ", "strategy=fsdp2 ").replace("llama-3-8b", "llama-3.2-3b"))
+    assert "wrap" not in tied.values["framework_options"]
 
 
 def test_a_value_that_only_a_shell_knows_is_told_where_it_counts(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def test_an_engines_collectives_take_the_time_that_its_traffic_says(monkeypatch:
     link = load_topology("dgx-h100").link(4, 1, 8)
     asked_ns = sum(row.calls * collective_ns(row.collective, row.payload_bytes // row.calls, 4, link) for row in calls)
     assert sum(row.calls for row in calls) > 255 * 16
-    monkeypatch.setattr("simcore.rl.workload.engine_ns", lambda *_: 0)
+    monkeypatch.setattr("simcore.rl.generating.engine_ns", lambda *_: 0)
     took, reads = (seconds(found)["generation"] for found in (whole, made("tp")))
     assert took - reads == pytest.approx(asked_ns / 1e9, rel=0.01)
-    assert took > 1.2 * reads  # 16 layers of a small model, on four ranks
+    assert took > 1.1 * reads  # 16 layers of a small model, on four ranks

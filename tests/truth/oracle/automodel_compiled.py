@@ -4,12 +4,14 @@
 graph before and behind `forward`, which is one graph. With activation checkpointing `self_attn` and `mlp` are wrapped
 inside (ModelParallelizer, NO_REENTRANT). `hf`: layers are those of transformers. Over tp the plan is the model's own,
 over a fake process group. Two halves of a rotated head are joined inside the kernel, as Inductor does on a GPU
-(`_inductor/lowering.py`, cat: not on a CPU).
+(`_inductor/lowering.py`, cat: not on a CPU). The norm `torch_fp32` is an operator of Automodel's own that a compiler
+does not see into: its Python runs, over a stand-in for the kernel of `F.rms_norm` that puts out what CUDA's does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -20,6 +22,7 @@ from nemo_automodel.components.distributed import parallelizer
 from nemo_automodel.components.distributed.optimized_tp_plans import _parallelize_llama, _parallelize_qwen
 from nemo_automodel.components.distributed.parallel_styles import translate_to_lora
 from nemo_automodel.components.models.common import BackendConfig
+from nemo_automodel.components.models.common.utils import _float32_rms_norm_impl
 from nemo_automodel.components.models.llama.model import LlamaForCausalLM
 from nemo_automodel.components.models.qwen2.model import Qwen2ForCausalLM
 from nemo_automodel.components.models.qwen3.model import Qwen3ForCausalLM
@@ -38,6 +41,18 @@ from .inductor import Compiler
 Case = dict[str, Any]
 OWN: dict[str, Any] = {"llama": (LlamaForCausalLM, _parallelize_llama), "qwen2": (Qwen2ForCausalLM, _parallelize_qwen),
                        "qwen3": (Qwen3ForCausalLM, _parallelize_qwen)}
+
+
+def fused_rms_norm(x: torch.Tensor, shape: list[int], _weight: Any, _eps: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = (*x.shape[: x.dim() - len(shape)], *[1] * len(shape))
+    return x.new_empty(x.shape), x.new_empty(rows, dtype=torch.float32)
+
+
+KERNELS = torch.library.Library("aten", "IMPL")
+KERNELS.impl("_fused_rms_norm", fused_rms_norm, "CPU")
+KERNELS.m.impl("_fused_rms_norm", "Meta", fused_rms_norm, False)
+NORMS = {**inductor.SYMMETRIC, "nemo_automodel": SimpleNamespace(
+    float32_rms_norm=SimpleNamespace(default=_float32_rms_norm_impl._init_fn))}
 
 
 class Sent(TorchDispatchMode):
@@ -60,7 +75,7 @@ def measured(case: Case) -> dict[str, Any]:
 
     def noted(*given: Any) -> Any:
         with Sent() as seen:
-            out = plain(*given)
+            out = plain(*given, NORMS)
         sent.append(seen.found)
         return out
 

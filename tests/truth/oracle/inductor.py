@@ -8,7 +8,7 @@ fake tensors, every storage is logged.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -132,16 +132,22 @@ FUSED = SimpleNamespace(**{f"fused_{name}": SimpleNamespace(default=called) for 
     ("all_gather_matmul", gathered), ("all_gather_scaled_matmul", gathered_in_fp8),
     ("matmul_reduce_scatter", scattered), ("scaled_matmul_reduce_scatter", scattered_in_fp8))})
 """Products that torch runs in pieces beside their collective."""
+SYMMETRIC: Mapping[str, Any] = {"symm_mem": FUSED}
 
 
-def run(code: str, inputs: list[Any], tracker: Tracker) -> tuple[list[Any], list[int]]:
-    """Outputs, and signed bytes in order. `inputs` is emptied, as Inductor's callers do."""
+def run(code: str, inputs: list[Any], tracker: Tracker, instead: Mapping[str, Any] = SYMMETRIC,
+        ) -> tuple[list[Any], list[int]]:
+    """Outputs, and signed bytes in order. `inputs` is emptied, as Inductor's callers do.
+
+    `instead`: namespaces of torch.ops with what runs for their operators.
+    """
     names: dict[str, Any] = {"__name__": "written"}
-    code = code.replace("torch.ops.symm_mem.", "symmetric.")
+    for called in instead:
+        code = code.replace(f"torch.ops.{called}.", f"{called}.")
     with mock.patch("torch._inductor.async_compile.AsyncCompile.cpp_pybinding", return_value=nothing):
         exec(compile(code, "written", "exec"), names)  # noqa: S102
     names |= {"extern_kernels": Kernels(), "assert_size_stride": nothing, "assert_alignment": nothing,
-              "empty_strided_cpu": empty, "reinterpret_tensor": seen_as, "symmetric": FUSED}  # fmt: skip
+              "empty_strided_cpu": empty, "reinterpret_tensor": seen_as, **instead}  # fmt: skip
     start = len(tracker.events)
     outputs = names["call"](inputs)
     return list(outputs), [change for _, change in tracker.events[start:]]

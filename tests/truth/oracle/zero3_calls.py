@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 
@@ -19,9 +19,18 @@ def watch(found: list[list[int]], left_out: Collection[Any] = ()) -> None:
         if module in left_out:
             return
         registry = self._PartitionedParameterCoordinator__inflight_param_registry
-        handles = [one for handle in registry.values() for one in getattr(handle, "handles", [handle])]
+        handles = [one for handle in registry.values() for one in _each(handle)]
         buffers = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes()
                    for handle in handles for x in getattr(handle, "partitions", ())}
         found.append([int(forward), self._PartitionedParameterCoordinator__n_available_params, len(registry),
                       sum(buffers.values())])
     Coordinator._fetch_sub_module_impl = noted
+
+
+def _each(handle: Any) -> Iterator[Any]:
+    """Handles of single gathers inside one of several, in which there may be such again."""
+    if not hasattr(handle, "handles"):
+        yield handle
+        return
+    for one in handle.handles:
+        yield from _each(one)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from simcore.frameworks.deepspeed.experts.layers import EXPERTS, EXPERTS_AXIS
+from simcore.frameworks.deepspeed.experts.layers import EXPERTS_AXIS, axis_of
 from simcore.placement.plan import Plan
 
 __all__ = ["Group", "parameter_groups"]
@@ -87,7 +87,7 @@ def parameter_groups(plan: Plan, dense_axis: str, *, round_robin: bool) -> tuple
 
 
 def _is_experts(plan: Plan, entry: tuple[int, int, int]) -> bool:
-    return plan.of_layer(entry[0])[entry[1]].policy.name == EXPERTS
+    return axis_of(plan.of_layer(entry[0])[entry[1]]) == EXPERTS_AXIS
 
 
 def _split(entries: Sequence[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:

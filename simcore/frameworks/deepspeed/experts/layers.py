@@ -26,35 +26,46 @@ from simcore.frameworks.common.expert_modules import Layers
 from simcore.frameworks.common.hot_ranks import hot_ranks_assumption
 from simcore.inputs.training import Draws
 from simcore.models.blocks import Moe
+from simcore.models.graph import ModelGraph
 from simcore.operators.hf.options import HfOptions
 from simcore.placement.checkpoint_files import Files
 from simcore.placement.framework import Rule
 from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Shard, TensorLayout
+from simcore.placement.plan import Placed
 
-__all__ = ["EXPERTS", "EXPERTS_AXIS", "LAYERS", "assumptions", "axes_of", "check_experts", "files_of", "with_experts"]
+__all__ = ["EXPERTS_AXIS", "LAYERS", "assumptions", "axes_of", "axis_of", "check_experts", "files_of",
+           "has_own_experts", "refuse_capacity", "with_experts"]
 
-EXPERTS: Final = "experts"
-"""Name of the policy of routed experts."""
+_NAME: Final = "experts"
+"""Name of the policy of routed experts that are gathered where they run."""
 EXPERTS_AXIS: Final = "expert_dp"
 """Ranks that have the same experts."""
 _FOLDING: Final = "deepspeed 0.19.6 module_inject/auto_ep_folding.py"
+_DROPS: Final = "deepspeed 0.19.6 module_inject/auto_ep_layer.py:621 AutoEPMoELayer"
 _DETECTION: Final = "deepspeed 0.19.6 module_inject/auto_ep_config.py validate_autoep_post_detection"
+_COMPATIBLE: Final = "deepspeed 0.19.6 runtime/engine.py _validate_zero3_moe_compatibility"
 _PRESETS: Final = ("mixtral", "qwen2_moe", "qwen3_moe")
 """Families with a preset, of those that are recorded."""
 _LATER: Final = ("qwen3_5_moe_text", "deepseek_v2", "deepseek_v3")
 """Families with a preset that are not recorded."""
 
 
-def has_own_experts(job: Job) -> bool:
-    """Returns True if the job's experts are DeepSpeed's."""
-    return job.graph.implementation == "autoep"
+def has_own_experts(graph: ModelGraph) -> bool:
+    """Returns True if the experts of a model are DeepSpeed's."""
+    return graph.implementation == "autoep"
+
+
+def refuse_capacity(job: Job) -> None:
+    """Raises IllegalLayout for a capacity of experts, which neither DeepSpeed's nor transformers' have."""
+    job.refuse_capacity(f"{_DROPS}: drop_mask is zeros: no token is dropped" if has_own_experts(job.graph)
+                        else _transformers.NO_CAPACITY)
 
 
 def check_experts(job: Job, stage: int) -> None:
     """Raises IllegalLayout or NotYet for experts that a stage of ZeRO does not take (0 without ZeRO)."""
     mesh = job.mesh
-    if not has_own_experts(job):
+    if not has_own_experts(job.graph):
         if mesh.ep > 1 or mesh.etp > 1:
             raise job.not_yet("mesh.ep" if mesh.ep > 1 else "mesh.etp", "experts split over ranks under "
                               "DeepSpeed in other layers than its own (served: implementation: autoep, which is its "
@@ -69,17 +80,16 @@ def check_experts(job: Job, stage: int) -> None:
                           f"({mesh.stage_size}): computed edp would be non-integral", f"{_FOLDING} build_folding_spec")
     if mesh.cp > 1 and stage == 3:
         raise job.illegal("mesh.cp", "AutoEP with ZeRO Stage 3 does not support sequence parallelism yet "
-                          f"(sequence_parallel_size={mesh.cp})",
-                          "deepspeed 0.19.6 runtime/engine.py _validate_zero3_moe_compatibility")
+                          f"(sequence_parallel_size={mesh.cp})", _COMPATIBLE)
     if mesh.tp > 1 and stage == 3:
         raise job.illegal("mesh.tp", "AutoEP+AutoTP with ZeRO stage 3 is reserved for the separate ZeRO-3 composition "
                           "lane", f"{_FOLDING} validate_folding_global")
     for axis in ("cp", "tp"):
         if mesh.axis(axis).size > 1:
             raise job.not_yet(f"mesh.{axis}", "DeepSpeed's experts beside its sequence or tensor parallelism")
-    if stage == 3:
-        raise job.not_yet("framework", "DeepSpeed's experts under zero3, whose hooks follow the order of modules "
-                          "(served: zero0, zero1, zero2)")
+    if stage == 3 and (job.scenario.framework_options.get("zero_hpz_partition_size") or 1) > 1:
+        raise job.illegal("framework_options.zero_hpz_partition_size", "AutoEP with ZeRO Stage 3 does not support "
+                          "hpZeRO secondary tensor groups yet", _COMPATIBLE)
     _check_offload(job)
 
 
@@ -141,7 +151,7 @@ LAYERS: Final[Mapping[str, Layers]] = MappingProxyType({**_COMMON, "autoep": Lay
 
 def assumptions(job: Job) -> tuple[tuple[str, str, str, str], ...]:
     """Returns what is assumed of DeepSpeed's experts as (key, value, kind, source); () in other layers."""
-    if not has_own_experts(job):
+    if not has_own_experts(job.graph):
         return ()
     made = ("optimizer of DeepSpeed's experts", "made by DeepSpeed, from its configuration", "derived",
             "deepspeed 0.19.6 runtime/engine.py _configure_optimizer: transformers' Trainer hands over parameters that "
@@ -150,29 +160,40 @@ def assumptions(job: Job) -> tuple[tuple[str, str, str, str], ...]:
 
 
 def with_experts(job: Job, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
-    """Returns a stage's rules with one for routed experts first; the same rules in other layers.
+    """Returns a stage's rules with those for routed experts first; the same rules in other layers.
 
-    Experts are cut over ep, and over `expert_dp` as the stage's last rule cuts over its own axis.
+    Experts are cut over ep, and over `expert_dp` as the stage's own rules cut over its axis: the last, and under ZeRO-3
+    that of small parameters, which stay gathered, too.
     """
-    return _with_experts(rules) if has_own_experts(job) else rules
+    return _with_experts(rules, job.mesh.ep) if has_own_experts(job.graph) else rules
 
 
 @lru_cache(maxsize=64)
-def _with_experts(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+def _with_experts(rules: tuple[Rule, ...], ep: int) -> tuple[Rule, ...]:
     def own(layout: TensorLayout) -> TensorLayout:
         placements = tuple((EXPERTS_AXIS, placement) for _, placement in layout.placements)
         return replace(layout, placements=(("ep", Shard(0, even=True)), *placements))
 
-    dense = rules[-1].policy
-    policy = replace(dense, name=EXPERTS, at_rest=own(dense.at_rest), in_use=own(dense.in_use),
-                     unreduced_grad=own(dense.unreduced_grad), grad=own(dense.grad),
-                     optimizer_states=tuple((name, own(layout)) for name, layout in dense.optimizer_states))
-    return (Rule(lambda t: t.component == "routed_experts", policy), *rules)
+    def of_experts(rule: Rule) -> Rule:
+        dense = rule.policy
+        policy = replace(dense, name=_NAME if rule is rules[-1] else dense.name, at_rest=own(dense.at_rest),
+                         in_use=own(dense.in_use), unreduced_grad=own(dense.unreduced_grad), grad=own(dense.grad),
+                         optimizer_states=tuple((name, own(layout)) for name, layout in dense.optimizer_states))
+        return Rule(lambda t: t.component == "routed_experts" and rule.matches(replace(t, shape=(
+            t.shape[0] // ep, *t.shape[1:]))), policy)
+
+    dense = [rule for rule in rules if rule.policy.name != "buffer"]
+    return (*map(of_experts, dense), *rules)
+
+
+def axis_of(placed: Placed) -> str:
+    """Returns the mesh axis over which a parameter's gradient is reduced: that of all ranks, or `expert_dp`."""
+    return placed.policy.unreduced_grad.placements[-1][0]
 
 
 def axes_of(job: Job) -> tuple[str, ...]:
     """Returns the mesh axes of experts over which something is sent; () in other layers."""
-    return ("ep", EXPERTS_AXIS) if has_own_experts(job) else ()
+    return ("ep", EXPERTS_AXIS) if has_own_experts(job.graph) else ()
 
 
 def files_of(job: Job, files: Files) -> Files:
@@ -180,7 +201,7 @@ def files_of(job: Job, files: Files) -> Files:
 
     NotYet where the scenario asks for that.
     """
-    if not has_own_experts(job):
+    if not has_own_experts(job.graph):
         return files
     if job.scenario.checkpoint.save not in ("auto", "none"):
         raise job.not_yet("checkpoint.save", "checkpoints of DeepSpeed's experts, each a file")

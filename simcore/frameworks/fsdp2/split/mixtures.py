@@ -47,6 +47,7 @@ def check_width(job: Job) -> None:
 
 def grouped(job: Draft, options: dict[str, Any]) -> dict[str, Any]:
     """Returns `options` with transformers' grouped products of experts, its default on a GPU."""
+    options = _exchanged(job, options)
     needed = job.mesh.tp > 1 or dispatches(job)
     if dispatches(job) and job.scenario.training.precision.params == job.compute:
         job.note("weights of the chosen experts", f"cast to {job.compute} with the inputs of the experts' unit",
@@ -59,9 +60,24 @@ def grouped(job: Draft, options: dict[str, Any]) -> dict[str, Any]:
     return {**options, "experts_implementation": "grouped_mm"}
 
 
+def _exchanged(job: Draft, options: dict[str, Any]) -> dict[str, Any]:
+    """Returns `options` with the way in which rows reach experts on other ranks; a default is noted as one."""
+    if job.mesh.ep == 1 or "experts" in options:
+        return options
+    key, own = "framework_options.experts", "models/*/configuration_*.py base_model_ep_plan: ep_dispatch_experts"
+    if dispatches(job):
+        job.auto(key, "auto", DISPATCHED, f"transformers 5.23 {own}")
+        return {**options, "experts": DISPATCHED}
+    job.auto(key, "auto", "fully_shard", "a stand-in, of DTensors and batched products over equal groups of rows: "
+             f"transformers 5.23 has for most mixtures an exchange of its own ({own}), which is measured of "
+             f"{', '.join(EXCHANGED)}")
+    return options
+
+
 def dispatches(job: Job) -> bool:
-    """Returns True if rows reach experts on other ranks by transformers' own exchange."""
-    return job.mesh.ep > 1 and job.scenario.framework_options.get("experts") == DISPATCHED
+    """Returns True if rows reach experts on other ranks by transformers' own exchange, the default where measured."""
+    own = job.graph.implementation == "hf" and job.graph.architecture.family in EXCHANGED
+    return job.mesh.ep > 1 and job.scenario.framework_options.get("experts", DISPATCHED if own else "") == DISPATCHED
 
 
 def experts_axes(job: Job) -> tuple[str, str]:
@@ -79,9 +95,9 @@ def check_exchange(job: Job) -> None:
     InputError where it is asked for and there is none.
     """
     mesh, training, family = job.mesh, job.scenario.training, job.graph.architecture.family
+    if mesh.ep == 1:
+        job.refuse_idle(job.scenario.framework_options, "experts", "where each rank has all experts (mesh.ep: 1)")
     if not dispatches(job):
-        given = {name: value for name, value in job.scenario.framework_options.items() if value == DISPATCHED}
-        job.refuse_idle(given, "experts", "where each rank has all experts (mesh.ep: 1)")
         return
     if family not in EXCHANGED:
         raise job.not_yet("framework_options.experts", f"{DISPATCHED} of {family} (served: {', '.join(EXCHANGED)})")
@@ -98,7 +114,8 @@ def check_exchange(job: Job) -> None:
             ("training.method", training.method != "full", training.method),
             ("training.offload", training.offload.part("params")[1] > 0, "parameters on the host")):
         if said:
-            raise job.not_yet(key, f"{what} beside experts: {DISPATCHED}")
+            raise job.not_yet(key, f"{what} beside experts: {DISPATCHED}, transformers' own exchange (experts: "
+                              "fully_shard is a stand-in for it)")
 
 
 def is_whole(spec: TensorSpec) -> bool:

@@ -21,8 +21,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from simcore.models.blocks import Attention, Branch, Embedding, Head, LayerKind, Mlp, Moe, OwnInput
+from simcore.models.blocks import Attention, Branch, Embedding, Head, LayerKind, Mlp, Moe
 from simcore.models.config import Architecture, Config, ModelFamily
+from simcore.models.decoder_stem import OwnInput
 from simcore.models.families.decoder import attention, chain
 
 __all__ = ["FAMILY"]

@@ -50,6 +50,7 @@ from simcore.operators.shared.aten.elementwise import (
     sub,
     tanh,
 )
+from simcore.operators.shared.aten.flex import block_masks, flex_attention, less_sinks
 from simcore.operators.shared.aten.indexing import (
     all_to_all,
     cat,
@@ -83,12 +84,13 @@ from simcore.operators.shared.aten.normalization import layer_norm, rms_norm
 from simcore.operators.shared.aten.reduction import log_softmax, mean, softmax, sum_last, sum_of
 from simcore.operators.shared.aten.rotation import rotate_half, rotate_halves
 
-__all__ = ["Grads", "Operand", "Saved", "WIDEST", "add", "add_", "add_scalar", "all_to_all", "baddbmm", "bmm", "cast",
-           "cat", "chunk", "clamp", "contiguous", "cross_entropy", "div", "div_", "dropout", "embedding", "exp",
-           "expand_heads", "flash_attention", "flash_attention_with_sinks", "gather", "gelu", "grouped_mm", "index",
-           "index_add", "layer_norm", "linear", "log_softmax", "masked_attention", "masked_fill", "mean", "mul", "mul_",
-           "mul_rows", "mul_scalar", "needs_grad", "neg", "new", "permuted", "product", "relu", "repeat_heads",
-           "reshaped", "rms_norm", "rotate", "rotate_half", "rotate_halves", "rsqrt", "scaled_dot_product_attention",
+__all__ = ["Grads", "Operand", "Saved", "WIDEST", "add", "add_", "add_scalar", "all_to_all", "baddbmm", "block_masks",
+           "bmm", "cast", "cat", "chunk", "clamp", "contiguous", "cross_entropy", "div", "div_", "dropout", "embedding",
+           "exp", "expand_heads", "flash_attention", "flash_attention_with_sinks", "flex_attention", "gather", "gelu",
+           "grouped_mm", "index", "index_add", "layer_norm", "less_sinks", "linear", "log_softmax", "masked_attention",
+           "masked_fill", "mean", "mul", "mul_", "mul_rows", "mul_scalar", "needs_grad", "neg", "new", "permuted",
+           "product", "relu", "repeat_heads", "reshaped", "rms_norm", "rotate", "rotate_half", "rotate_halves", "rsqrt",
+           "scaled_dot_product_attention",
            "select", "shapes_of_group", "sigmoid", "silu", "slice_half", "slice_last", "softmax", "softplus", "sort",
            "split", "square", "strided", "sub", "sum_last", "sum_of", "swap_dims", "tanh", "to_heads", "topk",
            "wide_attention"]

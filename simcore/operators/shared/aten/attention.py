@@ -99,13 +99,13 @@ def masked_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, bias: Tensor |
 def wide_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal attention of `q` [batch, sequence, heads, d] without a mask where heads are wider than `WIDEST`.
 
-    Returns q's shape. Keys and values are repeated for every head before (transformers 5.23
-    `integrations/sdpa_attention.py`, use_gqa_in_sdpa), then the memory-efficient kernel runs, the only one that takes
-    such heads.
+    Or where those of `v` have another size: returns q's shape, with the last dimension of `v`. Keys and values are
+    repeated for every head before (transformers 5.23 `integrations/sdpa_attention.py`, use_gqa_in_sdpa), then the
+    memory-efficient kernel runs, the only one that takes such heads.
     """
     k, v = (expand_heads(tape, x, q.shape[2] // x.shape[2]) for x in (k, v))
     batch, seq, heads, dim = q.shape
-    return _efficient(tape, q, k, v, 2 * batch * seq * seq * heads * dim, None)
+    return _efficient(tape, q, k, v, batch * seq * seq * heads * (dim + v.shape[3]), None)
 
 
 def _efficient(tape: Tape, q: Tensor, k: Tensor, v: Tensor, flops: int,

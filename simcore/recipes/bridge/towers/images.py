@@ -16,7 +16,7 @@ from typing import Any, Final
 from simcore.models.blocks import LayerKind
 from simcore.models.graph import model_config
 from simcore.models.names import find
-from simcore.models.towers import tower_of
+from simcore.models.vision.towers import tower_of
 from simcore.models.vision_blocks import AnySize, RowPatches, sizes_vary
 from simcore.recipes.bridge.towers.frozen import leave_frozen, read_frozen
 from simcore.recipes.bridge.towers.omni import FAMILIES, FAMILY, ask_tiles, leave_sound, read_frozen_parts, read_videos

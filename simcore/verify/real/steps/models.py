@@ -16,6 +16,7 @@ from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    Mistral4ForCausalLM,
     NemotronHConfig,
     NemotronHForCausalLM,
 )
@@ -50,9 +51,11 @@ NEMOTRON = {
 
 PRESETS = Path(__file__).resolve().parents[4] / "simcore" / "models" / "presets"
 GATED_EXPERTS = ("Qwen2MoeExperts", "Qwen3MoeExperts", "MixtralExperts", "GptOssExperts", "GraniteMoeHybridExperts",
-                 "OlmoeExperts", "Glm4MoeExperts", "Qwen3NextExperts", "Qwen3_5MoeExperts")
+                 "OlmoeExperts", "Glm4MoeExperts", "Qwen3NextExperts", "Qwen3_5MoeExperts", "Glm4MoeLiteExperts",
+                 "DeepseekV2Experts", "DeepseekV3Experts", "Mistral4Experts")
 PLAIN_OPERATORS = ("nemotron", "phi", "seed_oss", "starcoder2")
 WITHOUT_SDPA, WITHOUT_ATTENTION = ("gpt_oss",), ("mamba2",)
+OF_TWO_SIZES = ("deepseek_v2", "deepseek_v3")  # heads of values are narrower, which a CPU's kernel does not take
 
 
 def build_meta(preset: str, overrides: dict[str, Any] | None = None, attention: str = "") -> nn.Module:
@@ -79,7 +82,8 @@ def build_of_family(preset: str, overrides: dict[str, Any], attention: str) -> n
         as_on_cuda.put_in_place()
     folder = family.removesuffix("_text")
     modelling = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
-    for name in ("create_causal_mask", "create_sliding_window_causal_mask", "create_recurrent_attention_mask"):
+    for name in ("create_causal_mask", "create_sliding_window_causal_mask", "create_chunked_causal_mask",
+                 "create_recurrent_attention_mask"):
         if hasattr(modelling, name) and attention != "eager":
             setattr(modelling, name, no_mask)
     cfg = AutoConfig.for_model(family, **fields)
@@ -87,7 +91,7 @@ def build_of_family(preset: str, overrides: dict[str, Any], attention: str) -> n
     cfg.use_cache = False
     cfg.pad_token_id = None  # a small vocabulary may not have it
     with torch.device("meta"):
-        made: nn.Module = AutoModelForCausalLM.from_config(cfg)
+        made: nn.Module = Mistral4ForCausalLM(cfg) if family == "mistral4" else AutoModelForCausalLM.from_config(cfg)
     for module in made.modules():
         if hasattr(module, "mup_vector"):  # as `from_pretrained` makes it beside weights of 16 bits, which it needs
             module.mup_vector = module.mup_vector.bfloat16()
@@ -108,6 +112,10 @@ def attention_of(family: str) -> str:
     """SDPA; where the model has none, a stand-in for its flash kernel."""
     if family in WITHOUT_ATTENTION:
         return "eager"
+    if family in OF_TWO_SIZES:
+        AttentionInterface.register("attention_of_two_sizes", lambda _module, *qkv, **__: (
+            EfficientOfTwoSizes.apply(*(x.transpose(1, 2) for x in qkv[:3])), None))
+        return "attention_of_two_sizes"
     if family not in WITHOUT_SDPA:
         return "sdpa"
 
@@ -116,6 +124,25 @@ def attention_of(family: str) -> str:
 
     AttentionInterface.register("attention_with_sinks", attend)
     return "attention_with_sinks"
+
+
+class EfficientOfTwoSizes(torch.autograd.Function):
+    """Allocations of torch 2.13's memory-efficient kernel (`transformers/cuda/attention.cu`), but for its delta.
+
+    Transcribed from its source, not measured: the log-sum-exp is rounded up to 32 positions, all is by tokens.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out = v.new_empty(v.shape)
+        lse = torch.empty((q.shape[0], q.shape[2], -(-q.shape[1] // 32) * 32), dtype=torch.float32, device=q.device)
+        ctx.save_for_backward(q, k, v, out, lse)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, _grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        q, k, v, *_rest = ctx.saved_tensors
+        return tuple(x.new_empty(x.shape) for x in (q, k, v))
 
 
 class FlashWithSinks(torch.autograd.Function):

@@ -130,7 +130,7 @@ def shard(model: nn.Module, layers: nn.ModuleList, spec: Spec, kw: dict[str, Any
     """One group per layer (and per expert module on the ``edp`` mesh), then the root."""
     emb, norm, head = models.embed_head_norm(model)
     titan = spec["wrap"] == "titan"
-    if titan:
+    if titan or spec["wrap"] == "embedding":
         fully_shard(emb, **kw)
     for layer in layers:
         for em in models.expert_modules(layer) if edp else ():

@@ -38,14 +38,14 @@ def test_experts_are_cut_by_width_routers_and_what_no_plan_names_are_whole() -> 
 
 
 def test_what_plans_of_mixtures_do_not_do() -> None:
-    refused = {
+    refused: dict[str, tuple[Any, ...]] = {
         "norms of query and key that no rule of the plan sums": (SPLIT, GLM),
         "experts of width 102 on 4 ranks, unevenly": ({"dp_shard": 2, "tp": 4}, {
             "config": "mixtral-8x7b", "overrides": {**MIXTRAL, "num_key_value_heads": 4, "intermediate_size": 102}}),
         "rows of 51 entries in bf16": (SPLIT, {"config": "mixtral-8x7b", "overrides": {
             **MIXTRAL, "intermediate_size": 102}}),
         "beside tensor parallelism (served with experts: ep_dispatch_experts)": ({"dp_shard": 2, "tp": 2, "ep": 2}, {
-            "config": "mixtral-8x7b", "overrides": {**MIXTRAL, "intermediate_size": 192}}),
+            "config": "mixtral-8x7b", "overrides": {**MIXTRAL, "intermediate_size": 192}}, {"experts": "fully_shard"}),
     }
     assert {text: told for text, case in refused.items() if text not in (told := _told(*case))} == {}
 
@@ -61,6 +61,29 @@ def test_what_transformers_own_exchange_does_not_do() -> None:
         "Combining FSDP with pipeline parallelism is not supported yet": ({"dp_shard": 2, "pp": 2}, mixtral),
     }
     assert {text: told for text, case in refused.items() if text not in (told := _told(*case, EXCHANGE))} == {}
+
+
+def test_experts_on_one_rank_are_exchanged_by_nothing() -> None:
+    """An option that changes nothing is told, whatever its value, with experts cut by their width too."""
+    mixtral = {"config": "mixtral-8x7b", "overrides": {**MIXTRAL, "intermediate_size": 192}}
+    told = {way: {_told(mesh, mixtral, {"experts": way}) for mesh in ({"dp_shard": 4}, SPLIT)}
+            for way in ("fully_shard", "ignored", "ep_dispatch_experts")}
+    assert set().union(*told.values()) == {
+        "experts: changes nothing where each rank has all experts (mesh.ep: 1)"}
+
+
+def test_transformers_own_exchange_is_the_default_where_it_is_measured() -> None:
+    """transformers 5.23 distributed/mixin.py:253: ep_size > 1 takes base_model_ep_plan; others' is a named stand-in."""
+    mesh, sizes = {"dp_shard": 4, "ep": 2}, {**MIXTRAL, "num_local_experts": 8}
+    mixtral = {"config": "mixtral-8x7b", "overrides": sizes}
+    left, asked, stand_in = (simulate(small.scenario("fsdp2", mesh, model=mixtral, options=options))
+                             for options in ({}, EXCHANGE, {"experts": "fully_shard"}))
+    assert left.time == asked.time != stand_in.time
+    assert ("framework_options.experts", "ep_dispatch_experts") in {(one.what, one.value) for one in left.assumptions}
+    hybrid = simulate(small.scenario("fsdp2", mesh))
+    noted = next(one for one in hybrid.assumptions if one.what == "framework_options.experts")
+    assert noted.value == "fully_shard"
+    assert "a stand-in" in noted.source
 
 
 def test_experts_of_copies_are_cut_over_ranks_of_one_copy() -> None:
