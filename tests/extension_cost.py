@@ -57,9 +57,12 @@ of whole commits. A family's own name is in {named} engine files (median; the pr
 
 Mended since the first count: `operators/megatron/tensors.py` named the families that Megatron does not build, where 19
 new ones had to be entered, or were built as Llama; it names those that are built. A list of names of linear layers in
-`recipes/huggingface/modules.py` had 12 of the new families; names are read off the layers. The families that cost most
-bring new blocks (gated delta nets: `qwen3_next`; towers: `gemma3`, `qwen2_5_vl`, `qwen3_vl`, `gemma4`,
-`nemotron_h_omni`) and several frameworks each, or are counted with commits of their relatives (`qwen3_5`).
+`recipes/huggingface/modules.py` had 12 of the new families; names are read off the layers. FSDP2 and DeepSpeed each
+named the families with transformers' plain plan of tensor parallelism: one had four that the other did not know, and
+named one that is refused; both read `operators/shared/splits/plans.py`. The families that cost most bring new blocks
+(gated delta nets: `qwen3_next`; indexers: `deepseek_v32`, `glm_moe_dsa`; towers: `gemma3`, `qwen2_5_vl`, `qwen3_vl`,
+`gemma4`, `nemotron_h_omni`, `llava`, `internvl`, `qwen2_vl`) and several frameworks each, or are counted with commits
+of their relatives (`qwen3_5`).
 
 An option has no guide: a line in `frameworks/options.toml`, a row of the framework's own table and where it acts are
 three files, as the median. Those of Megatron are read by four formats of recipes, each with its own spelling.

@@ -16,6 +16,7 @@ HybridEP is taken to be equal. Choices are uniform.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 from simcore.inputs.training import Capacity, Imbalance, Routing
@@ -40,6 +41,7 @@ def expert_hidden(graph: ModelGraph) -> int:
     return block.expert_hidden if block else 0
 
 
+@lru_cache(maxsize=64)
 def _moe_block(graph: ModelGraph) -> Moe | None:
     """First block of experts; None in a model without experts."""
     blocks = (branch.block for kind in graph.kinds for branch in kind.branches)

@@ -11,7 +11,7 @@ from simcore.inputs.block import shorten
 from simcore.inputs.document import Document
 from simcore.inputs.sweep import split_key
 from simcore.inputs.yaml_parser import KeyPath, dotted
-from simcore.recipes.launch.slurm import JobOption
+from simcore.recipes.launch.job_option import JobOption
 
 __all__ = ["Decided", "Imported", "Left", "Origin", "Question", "overruled", "read_known", "with_job"]
 

@@ -7,21 +7,22 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from simcore.errors import InputError, Problem
 from simcore.inputs.block import shorten
 from simcore.inputs.document import Document
 from simcore.inputs.yaml_parser import dotted
 from simcore.recipes.answers import Answer, Answers
-from simcore.recipes.environment import with_environment
 from simcore.recipes.format import Format
 from simcore.recipes.imported import Imported, Left, read_known, with_job
-from simcore.recipes.launch.accelerate import beyond_ranks, expect_known
 from simcore.recipes.launch.arguments import Override, unknown_of
-from simcore.recipes.launch.launch_of import Launch, launch_of
 from simcore.recipes.model_file import is_of_model, with_model
 from simcore.recipes.recipe_file import RecipeFile, read_files
 from simcore.recipes.registry import format_named, format_of, is_scenario, known_formats
+
+if TYPE_CHECKING:
+    from simcore.recipes.launch.launch_of import Launch
 
 __all__ = ["Opener", "import_files", "import_recipe"]
 
@@ -79,6 +80,11 @@ def _read(format_: Format, first: RecipeFile, rest: Sequence[RecipeFile], answer
         return format_.read([first, *rest], answers, loose)
     if len(scripts) > 1:
         raise InputError(Problem(scripts[1].path, f"is a second launch command beside {scripts[0].path}: give one"))
+    from simcore.recipes.environment import (
+        with_environment,  # scenarios, which most files are, need no reader of scripts
+    )
+    from simcore.recipes.launch.launch_of import launch_of
+
     launch = launch_of(scripts[0].text, scripts[0].path, first.path, answers.variables, scripts[0].sources)
     rest = [file for file in rest if file is not scripts[0]]
     further, where = launch.further
@@ -157,6 +163,8 @@ def _may_source(script: RecipeFile, file: RecipeFile) -> bool:
 
 def _read_options(format_: Format, launch: Launch) -> tuple[Left, ...]:
     """Options of `accelerate launch` beside a recipe that takes none, which do nothing; InputError for others."""
+    from simcore.recipes.launch.accelerate import beyond_ranks, expect_known
+
     expect_known(launch.options)
     told: list[Left] = []
     problems: list[Problem] = []

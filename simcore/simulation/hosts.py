@@ -26,7 +26,7 @@ from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.placement.checkpoint_files import Files, Transfer
 from simcore.placement.fold import RankClass
-from simcore.placement.framework import Framework, TensorPolicy
+from simcore.placement.framework import Framework, TensorPolicies, TensorPolicy
 from simcore.placement.mesh import IntArray, Mesh
 from simcore.placement.plan import Placed, Plan
 from simcore.program.offloaded_layers import most_on_host
@@ -305,9 +305,15 @@ def model_bytes(graph: ModelGraph, framework: Framework, *, trained_only: bool =
     `trained_only`: True counts only those with a gradient. `packed`: what is packed at rest is so in the files. A
     reference model of preferences is in no file.
     """
+    return _model_bytes(graph, framework.policies(graph), trained_only, packed)
+
+
+@lru_cache(maxsize=256)
+def _model_bytes(graph: ModelGraph, policies: TensorPolicies, trained_only: bool, packed: bool) -> int:  # noqa: FBT001 - a key of the cache
     kinds = Counter(layer.kind for layer in graph.layers)
-    return sum(_whole_bytes(framework.policy(spec), spec, count, packed=packed)
-               for kind, count in kinds.items() for spec in graph.tensors[kind]
+    return sum(_whole_bytes(policy, spec, count, packed=packed)
+               for kind, count in kinds.items()
+               for policy, spec in zip(policies.of[kind], graph.tensors[kind], strict=True)
                if spec.is_owned and (spec.trainable or not trained_only) and spec.component != "reference")
 
 

@@ -5,6 +5,7 @@ NeMo Automodel 0.7.0 `_transformers/registry.py` MODEL_ARCH_MAPPING has the clas
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 from simcore.models.graph import ModelGraph
@@ -33,12 +34,14 @@ def implementation_of(family: str, method: str) -> str:
     return "hf" if family in _NOT_REGISTERED or method == "qlora" else "automodel"
 
 
+@lru_cache(maxsize=64)
 def has_mixer(graph: ModelGraph, mixer: type) -> bool:
     """True if a layer of the decoder has a block of the class `mixer`."""
     return any(kind.block is None and any(isinstance(branch.block, mixer) for branch in kind.branches)
                for kind in graph.kinds)
 
 
+@lru_cache(maxsize=64)
 def trains_stem(graph: ModelGraph) -> bool:
     """True if a module of multi-token prediction takes the sequence's embeddings, and their table is trained."""
     kinds = [graph.kinds[layer.kind] for layer in graph.layers]

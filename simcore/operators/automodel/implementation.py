@@ -50,8 +50,6 @@ from simcore.operators.automodel.recurrent import delta_net, mamba
 from simcore.operators.automodel.sparse import OF_GRIDS, QWEN3_5, SPARSE
 from simcore.operators.automodel.tensors import tensors
 from simcore.operators.hf.vision.deepstack import add_in_place
-from simcore.operators.hf.vision.part import PLAIN
-from simcore.operators.hf.vision.parts import record_part
 from simcore.operators.implementation import Implementation
 from simcore.operators.shared import aten
 from simcore.operators.shared.dtensor import own_rows, sum_everywhere
@@ -117,6 +115,9 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
         env.run = replace(run, tp=1) if env.options.gathers_logits else run
         return _loss(env, kind.block)
     if isinstance(kind.block, VisionPart):
+        from simcore.operators.hf.vision.part import PLAIN
+        from simcore.operators.hf.vision.parts import record_part  # most models have no tower
+
         return record_part(env.tape, kind.block, run, PLAIN, lambda last, _: make_tables(
             env, kind.family, last.decoder.rotary_dim))
     if isinstance(kind.block, Mtp):

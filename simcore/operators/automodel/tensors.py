@@ -37,7 +37,6 @@ from simcore.models.blocks import (
 from simcore.models.tensor import TensorSpec, linear_weight
 from simcore.models.vision_blocks import VisionPart
 from simcore.operators.automodel.sparse import QWEN3_5, SPARSE
-from simcore.operators.hf.vision.specs.towers import tower_tensors
 from simcore.operators.shared.features import refuse_megatrons
 from simcore.operators.shared.indexer import indexer_tensors
 
@@ -57,6 +56,8 @@ def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
     """
     block = kind.block
     if isinstance(block, VisionPart) and kind.family in _TOWERS:
+        from simcore.operators.hf.vision.specs.towers import tower_tensors  # most models have no tower
+
         return tower_tensors(block)
     if kind.family not in FAMILIES:
         raise NotYet(Problem("model", f"not yet: Automodel's own layers of {kind.family} (served: "

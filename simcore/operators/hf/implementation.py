@@ -37,7 +37,6 @@ from simcore.operators.hf.tensors import tensors
 from simcore.operators.hf.unsloth import has_fast_layers, input_buffers, unsloth_layer, weight_buffer
 from simcore.operators.hf.vision.deepstack import fed, output_before
 from simcore.operators.hf.vision.part import Modules
-from simcore.operators.hf.vision.parts import record_part
 from simcore.operators.implementation import Implementation
 from simcore.operators.shared import aten
 from simcore.operators.shared.compiled_block import compiled_block
@@ -83,6 +82,8 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     if isinstance(kind.block, Embedding):
         return embedding(tape, kind, kind.block, run)
     if isinstance(kind.block, VisionPart):
+        from simcore.operators.hf.vision.parts import record_part  # most models have no tower
+
         return record_part(tape, kind.block, run, _modules(run), lambda last, between: shared_tables(
             tape, last.decoder.text, last.decoder, run, between))
     trainer = HfOptions.of(run.options).automodel

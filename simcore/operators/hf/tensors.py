@@ -25,7 +25,6 @@ from simcore.models.blocks import (
 from simcore.models.tensor import TensorSpec, linear_weight
 from simcore.models.vision_blocks import VisionPart
 from simcore.operators.hf.compressed.tensors import end_tensors, layer_tensors
-from simcore.operators.hf.vision.specs.towers import tower_tensors
 from simcore.operators.shared import mpt_tensors
 from simcore.operators.shared.features import refuse_megatrons
 from simcore.operators.shared.indexer import indexer_tensors
@@ -56,6 +55,8 @@ def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
         weight = TensorSpec("weight", (block.vocab, block.hidden), ("vocab", "hidden"), component, "linear")
         return (weight, *[TensorSpec("bias", (block.vocab,), ("vocab",), "lm_head", "bias")] * block.bias)
     if isinstance(block, VisionPart):
+        from simcore.operators.hf.vision.specs.towers import tower_tensors  # most models have no tower
+
         return tower_tensors(block)
     if block is not None:
         return ()  # the loss; transformers builds no modules of multi-token prediction

@@ -43,7 +43,6 @@ from simcore.models.blocks import (
 from simcore.models.tensor import TensorSpec, linear_weight
 from simcore.models.vision_blocks import VisionPart
 from simcore.operators.megatron.ops.value_head import value_weight
-from simcore.operators.megatron.vision.tensors import tower_tensors
 
 __all__ = ["tensors"]
 
@@ -66,6 +65,8 @@ def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
     """
     block = kind.block
     if isinstance(block, VisionPart):
+        from simcore.operators.megatron.vision.tensors import tower_tensors  # most models have no tower
+
         return tower_tensors(block, _layer)
     if kind.family not in BUILT:
         raise NotYet(Problem("model", f"not yet: {kind.family} in Megatron's layers"))

@@ -28,8 +28,9 @@ from simcore.recipes.bridge.selection import selected
 from simcore.recipes.bridge.vocabulary import without_computed
 from simcore.recipes.bridge.words import asked_of, program_of
 from simcore.recipes.imported import Left
+from simcore.recipes.launch.job_option import JobOption
 from simcore.recipes.launch.launch_of import environment_of
-from simcore.recipes.launch.slurm import JobOption, job_of, options_of_launchers, read_job
+from simcore.recipes.launch.slurm import job_of, options_of_launchers, read_job
 from simcore.recipes.launch.starters import starters_of
 from simcore.recipes.megatron.launch import agreed, gpus_of
 from simcore.recipes.shell.pieces import Word

@@ -11,8 +11,8 @@ from simcore.inputs.document import Document
 from simcore.recipes.answers import Answer, Answers
 from simcore.recipes.imported import Imported, read_known
 from simcore.recipes.launch.arguments import unknown_of
+from simcore.recipes.launch.job_option import JobOption
 from simcore.recipes.launch.launch_of import launch_of
-from simcore.recipes.launch.slurm import JobOption
 from simcore.recipes.recipe_file import RecipeFile
 
 __all__ = ["Script", "names_model", "read_started"]

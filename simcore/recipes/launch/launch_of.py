@@ -15,8 +15,9 @@ from simcore.recipes.launch.axolotl import is_command
 from simcore.recipes.launch.commands import COMMANDS
 from simcore.recipes.launch.count import processes_of, visible_gpus
 from simcore.recipes.launch.factory import kind_of, processes_by_variables
+from simcore.recipes.launch.job_option import JobOption
 from simcore.recipes.launch.options import Number, Options
-from simcore.recipes.launch.slurm import Allocation, JobOption, allocation_of, job_of, options_of_launchers, read_job
+from simcore.recipes.launch.slurm import Allocation, allocation_of, job_of, options_of_launchers, read_job
 from simcore.recipes.launch.starters import NEMO_RL, Starter, prepares, starters_of
 from simcore.recipes.shell.pieces import Word
 from simcore.recipes.shell.script import Script, Started

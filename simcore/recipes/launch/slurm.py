@@ -8,31 +8,18 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from simcore.errors import InputError, Problem
+from simcore.recipes.launch.job_option import JobOption
 from simcore.recipes.launch.options import NUMBER, Number, Options
 from simcore.recipes.launch.starters import Starter
 from simcore.recipes.shell.pieces import Word
 from simcore.recipes.shell.script import Script, read_script
 
-__all__ = ["Allocation", "JobOption", "allocation_of", "job_of", "options_of_launchers", "read_job"]
+__all__ = ["Allocation", "allocation_of", "job_of", "options_of_launchers", "read_job"]
 
 _SIZES: Final = frozenset({"--nodes", "-N", "--ntasks", "-n", "--ntasks-per-node", "--tasks-per-node", "--gpus", "-G",
                            "--gpus-per-node", "--gres", "--gpus-per-task", "--nproc-per-node", "--nproc_per_node",
                            "--nnodes", "--num_gpus", "--num_nodes", "-np", "--np"})
 """Options that say how many ranks there may be."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobOption:
-    """An option of a `#SBATCH` line, or of a launcher, which it names: name, value, place.
-
-    `is_size`: it says nodes, tasks, processes or GPUs.
-    """
-
-    name: str
-    value: str
-    where: str
-    is_size: bool
-    launcher: str = ""
 
 
 @dataclass(frozen=True, slots=True)

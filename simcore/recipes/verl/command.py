@@ -17,8 +17,9 @@ from simcore.errors import InputError, Problem
 from simcore.inputs.document import Document, parse_value
 from simcore.inputs.yaml_parser import KeyPath
 from simcore.recipes.answers import Answer
+from simcore.recipes.launch.job_option import JobOption
 from simcore.recipes.launch.launch_of import environment_of
-from simcore.recipes.launch.slurm import JobOption, job_of, options_of_launchers, read_job
+from simcore.recipes.launch.slurm import job_of, options_of_launchers, read_job
 from simcore.recipes.launch.starters import starters_of
 from simcore.recipes.megatron.launch import gpus_of
 from simcore.recipes.shell.pieces import Word
