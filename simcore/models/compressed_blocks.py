@@ -14,7 +14,8 @@ __all__ = ["CompressedAttention", "Indexer", "Streams"]
 class Indexer:
     """Scores of every query and key by `num_heads` small heads of size `head_dim`; attention sees the `top_k` best.
 
-    `shared`: later layers take the choice of an earlier one; `borrows`: so does this, and has no scores.
+    `shared`: later layers take the choice of an earlier one; `borrows`: so does this, and has no scores. `interleaves`:
+    neighbouring dimensions are rotated together, not those of two halves.
     """
 
     num_heads: int
@@ -22,6 +23,7 @@ class Indexer:
     top_k: int
     shared: bool = False
     borrows: bool = False
+    interleaves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
