@@ -28,16 +28,17 @@ def architecture(config: Config) -> Architecture:
                          (_FULL, _SLIDING))
     experts = config.names("mlp_layer_types", ("dense", *["sparse"] * count)[:count], _WORDS)
     rotated, mixers = _mixers(config)
-    parts = {"dense": mlp(config), "sparse": sigmoid_experts(config)}
-    layers = [decoder_layer("mimo_v2_flash", mixers[kind], parts[word]) for kind, word in
-              zip(types, experts, strict=True)]
+    dense, sparse = mlp(config), sigmoid_experts(config)
+    layers = [decoder_layer("mimo_v2_flash", mixers[kind], dense if word == "dense" else sparse)
+              for kind, word in zip(types, experts, strict=True)]
     window = mixers[_SLIDING].window if _SLIDING in types else 0
     made = chain(config, "mimo_v2_flash", layers, rotated, window=window)
     names = tuple(sorted(set(types)))
     further = rotated * (len(names) - 1)
-    return replace(made, buffers=tuple((f"model.rotary_emb.{name}", size) for name in names for _, size in made.buffers),
-                   parts=tuple((path, replace(kind, block=replace(kind.block, further_dim=further)) if isinstance(
-                       kind.block, Embedding) else kind) for path, kind in made.parts))
+    parts = tuple((path, replace(kind, block=replace(kind.block, further_dim=further)) if isinstance(
+        kind.block, Embedding) else kind) for path, kind in made.parts)
+    return replace(made, parts=parts, buffers=tuple(
+        (f"model.rotary_emb.{name}", size) for name in names for _, size in made.buffers))
 
 
 def _mixers(config: Config) -> tuple[int, dict[str, Attention]]:
