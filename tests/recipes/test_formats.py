@@ -111,7 +111,6 @@ def test_every_key_of_the_scenario_has_an_origin(tmp_path: Path, name: str) -> N
     ("automodel", "clip_grad_norm.max_norm", 0.0, "no effect", "whatever it says"),
     ("torchtitan", "training.max_norm", -2.0, "no effect", "whatever it says"),
     ("nemo_rl", "policy.max_grad_norm", 0.7, "no effect", "both are timed"),
-    ("nemo_rl", "policy.max_grad_norm", None, "no effect", "nothing is clipped"),
     ("verl", "optim.clip_grad", 0.0, "no effect", "whatever it says"),
     ("trl", "max_grad_norm", 0.0, "no effect", "whatever it says"),
     ("trl", "max_grad_norm", None, "no effect", "compares it with 0, and stops"),

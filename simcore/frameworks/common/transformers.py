@@ -336,10 +336,10 @@ def _check_latent(job: Draft, options: dict[str, Any]) -> None:
     if not _has(job, LatentAttention):
         return
     given, training, mesh = options.get("attn_implementation"), job.scenario.training, job.mesh
-    if given not in (None, "sdpa"):
-        raise job.not_yet(_AT, f"latent attention by {given} in transformers' layers (served: sdpa)")
-    if training.lengths == "packed":
-        raise job.not_yet("training.lengths", "packed sequences in latent attention of transformers' layers")
+    if given not in (None, "sdpa", "flash_attention_2"):
+        raise job.not_yet(_AT, f"latent attention by {given} in transformers' layers (served: sdpa, flash_attention_2)")
+    if training.lengths == "packed" and given != "flash_attention_2":
+        raise job.not_yet("training.lengths", "packed sequences in latent attention by SDPA of transformers' layers")
     if mesh.tp > 1 or mesh.cp > 1:
         raise job.not_yet("mesh", "tensor or context parallelism of latent attention in transformers' layers")
     if any(options.get(name) for name in _CASTS) or training.method == "qlora":

@@ -127,7 +127,8 @@ def _llama4(config: Config) -> Architecture:
               replace(mixer, unit_norms=config.boolean("use_qk_norm", default=True), chunk=chunk))
     layers = [LayerKind("decoder" if (i + 1) % step else "moe_decoder", "llama4_text", mixer.hidden, (
         Branch("input_layernorm", "self_attn", mixers[bool(turned[i])]),
-        Branch("post_attention_layernorm", "feed_forward", dense if (i + 1) % step else moe))) for i in range(count)]
+        Branch("post_attention_layernorm", "feed_forward", dense if (i + 1) % step else moe)),
+        tables=0 if turned[i] else mixer.head_dim) for i in range(count)]
     return chain(config, "llama4_text", layers, mixer.head_dim)
 
 

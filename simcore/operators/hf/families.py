@@ -228,11 +228,15 @@ def _mamba(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tu
     return mamba(tape, run, branch, inputs.hidden), None
 
 
-def _core_of_latent(tape: Tape, block: LatentAttention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """SDPA: the flash kernel takes heads of one size alone, the memory-efficient one takes others.
+def _core_of_latent(tape: Tape, run: LayerWorkload, block: LatentAttention, query: Tensor, key: Tensor,
+                    value: Tensor) -> Tensor:
+    """SDPA: its flash kernel takes heads of one size alone, the memory-efficient one takes others.
 
-    torch 2.13 `transformers/cuda/sdp_utils.cpp`, check_head_dim_size_flash.
+    torch 2.13 `transformers/cuda/sdp_utils.cpp`, check_head_dim_size_flash. For flash-attn values are filled up.
     """
+    if has_flash_attention(run):
+        return latent.by_flash(tape, value, query.shape[-1], lambda filled: aten.flash_attention(
+            tape, query, key, filled, run.pairs, run.sequences))
     if block.value != block.nope + block.rope:
         return aten.wide_attention(tape, query, key, value)
     return aten.contiguous(tape, aten.scaled_dot_product_attention(tape, query, key, value), "attention")
@@ -244,7 +248,7 @@ def _latent(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, norm
     tables = tuple(table for table in (inputs.cos, inputs.sin) if table is not None)
     modules = latent.Modules(lambda part, x: layers.linear(tape, run, f"{name}.{part}", x),
                              lambda part, x: norm(tape, run.params[f"{name}.{part}.weight"], x),
-                             lambda *parts: _core_of_latent(tape, block, *parts))
+                             lambda *parts: _core_of_latent(tape, run, block, *parts))
     return latent.latent_attention(tape, block, inputs.hidden, tables, modules)
 
 

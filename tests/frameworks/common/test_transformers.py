@@ -126,7 +126,6 @@ def test_settings_of_latent_attention_that_are_not_modelled() -> None:
     model = {"config": "deepseek-v2-lite", "overrides": {"num_hidden_layers": 2}}
     asked: list[tuple[str, dict[str, Any]]] = [
         ("by eager", {"options": {"attn_implementation": "eager"}}),
-        ("by flash_attention_2", {"options": {"attn_implementation": "flash_attention_2"}}),
         ("packed sequences", {"lengths": "packed", "packed_length": 32}), ("packed in 4 bits", {"method": "qlora"})]
     for words, given in asked:
         with pytest.raises(NotYet, match=words):

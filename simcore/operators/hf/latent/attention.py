@@ -9,14 +9,14 @@ from simcore.models.blocks import LatentAttention
 from simcore.operators.shared import aten
 from simcore.recording.tape import Kernel, Tape, Tensor
 
-__all__ = ["Modules", "latent_attention"]
+__all__ = ["Modules", "by_flash", "latent_attention"]
 
 Grads = list[Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Modules:
-    """Functions that attention calls: `linear`, `norm` by a module's name and input, `core` by query, key, value."""
+    """Functions that attention calls: `linear`, `norm` by a module's name and its input; `core` of heads."""
 
     linear: Callable[[str, Tensor], Tensor]
     norm: Callable[[str, Tensor], Tensor]
@@ -131,4 +131,26 @@ def _filled(tape: Tape, plain: Tensor, shared: Tensor) -> Tensor:
     tape.compute(Kernel.COPY, 0, 2 * plain.nbytes // shapes[0][-1] * shapes[1][-1])
     out.node = node
     out.node = tape.node((out, shared), (), of_shared)
+    return out
+
+
+def by_flash(tape: Tape, value: Tensor, dim: int, kernel: Callable[[Tensor], Tensor]) -> Tensor:
+    """Output of a `kernel` that takes heads of `dim` alone, by the size of `value` [b, s, heads, d].
+
+    transformers 5.23 `integrations/flash_attention.py`, flash_attention_forward: values are filled up with zeros, and
+    what comes out is cut, which copies it.
+    """
+    size = value.shape[-1]
+    if size == dim:
+        return kernel(value)
+    return aten.contiguous(tape, aten.slice_last(tape, kernel(_padded(tape, value, dim)), size), "attention")
+
+
+def _padded(tape: Tape, x: Tensor, size: int) -> Tensor:
+    """`x` with zeros behind its last dimension up to `size`; the gradient is copied out."""
+    shape, dtype, num_bytes = x.shape, x.dtype, x.nbytes
+    node = tape.node((x,), (), lambda tape, grads, saved: [
+        aten.new(tape, shape, dtype, "grad_padded", num_bytes, Kernel.COPY)])
+    out = aten.new(tape, (*shape[:-1], size), dtype, "padded", num_bytes, Kernel.COPY)
+    out.node = node
     return out

@@ -24,7 +24,7 @@ from transformers.models.llama import modeling_llama
 from transformers.models.nemotron_h import modeling_nemotron_h
 
 from ..nano import NANO, PATTERN
-from . import as_on_cuda, delta
+from . import as_on_cuda, delta, flash
 
 LLAMA = {
     "llama-tiny": dict(vocab_size=1000, hidden_size=256, intermediate_size=688, num_hidden_layers=4,
@@ -87,11 +87,14 @@ def build_of_family(preset: str, overrides: dict[str, Any], attention: str) -> n
         if hasattr(modelling, name) and attention != "eager":
             setattr(modelling, name, no_mask)
     cfg = AutoConfig.for_model(family, **fields)
-    cfg._attn_implementation = attention or attention_of(family)
+    by_flash = attention == "flash_attention_2"
+    cfg._attn_implementation = "sdpa" if by_flash else attention or attention_of(family)
     cfg.use_cache = False
     cfg.pad_token_id = None  # a small vocabulary may not have it
     with torch.device("meta"):
         made: nn.Module = Mistral4ForCausalLM(cfg) if family == "mistral4" else AutoModelForCausalLM.from_config(cfg)
+    if by_flash:  # which the package that is not there would refuse
+        flash.put_in_place(made.config)
     for module in made.modules():
         if hasattr(module, "mup_vector"):  # as `from_pretrained` makes it beside weights of 16 bits, which it needs
             module.mup_vector = module.mup_vector.bfloat16()
