@@ -71,7 +71,7 @@ def attention_of(job: Draft, options: dict[str, object]) -> Asked:
 def with_backend(job: Draft, options: dict[str, object], layers: AutomodelOptions) -> AutomodelOptions:
     """Returns options of layers as BackendConfig.attn says."""
     given = options.get("attn")
-    return replace(layers, sdpa=given == "sdpa", sparse=given in CHOOSING)
+    return layers if given is None else replace(layers, sdpa=given == "sdpa", sparse=given in CHOOSING)
 
 
 def rope_of(job: Draft, options: dict[str, object]) -> Literal["torch", "quack"]:

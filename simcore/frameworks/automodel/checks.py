@@ -306,7 +306,9 @@ def _check_resting(job: Job) -> None:
 def _check_towers(job: Job) -> None:
     """Raises NotYet for stages behind a tower, and for one that is trained beside what was not measured with it."""
     graph, options = job.graph, job.scenario.framework_options
-    if graph.implementation == "automodel" and graph.architecture.has_tower and graph.architecture.family == "mistral3":
+    if not graph.architecture.has_tower:
+        return
+    if graph.implementation == "automodel" and graph.architecture.family == "mistral3":
         raise job.not_yet("training.images", "images before Automodel's own Mistral 4, which are not measured")
     fed = {layer.index for layer in graph.layers if graph.kinds[layer.kind].fed}
     if fed and job.mesh.pp > 1 and fed - set(stages_of(job)[0]):

@@ -169,7 +169,7 @@ def asks_patches(job: Job, options: dict[str, Any]) -> bool:
     """True if transformers' checkpoints ask for a gradient of what the front of a vision tower puts out.
 
     [Note: a tower whose front takes a gradient] in `operators/hf/vision/part.py`; whatever is trained, unless frozen
-    layers are not recomputed: then PEFT asks, and nobody without adapters.
+    layers are not recomputed: then PEFT asks, for adapters alone.
     """
     if options.get(FROZEN_OPTION) is False and job.scenario.training.method == "full":
         return False

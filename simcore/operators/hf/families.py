@@ -28,7 +28,7 @@ from simcore.operators.shared.rms_norm import rms_norm, rms_norm_by_power, rms_n
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Param, Tape, Tensor
 
-__all__ = ["EMBEDDINGS", "TABLES", "Family", "has_wide_inputs", "mix", "norm", "of_family"]
+__all__ = ["EMBEDDINGS", "TABLES", "Family", "has_wide_inputs", "mix", "norm", "of_family", "pair"]
 
 TABLES: Final = ("rotary.cos", "rotary.sin", "rotary.further_cos", "rotary.further_sin")
 """Storages of the tables that the embedding makes for all layers, in their order."""
@@ -374,3 +374,18 @@ def mix(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, family: 
     if isinstance(branch.block, GatedDeltaNet):
         return delta_net(tape, run, branch, inputs.hidden), None
     return functions.mamba(tape, replace(run, tp=1) if run.tp > 1 else run, branch, inputs)  # Mamba too is whole
+
+
+def pair(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs, held: list[Tensor]) -> Tensor:
+    """Sum of the stream and of two mixers of one norm's output; `held` gets what the layer holds until it returns."""
+    first, *_ = kind.branches
+    tape.scope = f"{first.norm}."
+    seen = norm(tape, run, f"{first.norm}.", inputs.hidden, kind.family)
+    for branch in kind.branches[:2]:
+        tape.scope = f"{branch.name}."
+        held.append(mix(tape, run, branch, inputs._replace(hidden=seen), kind.family)[0])
+    tape.scope = ""
+    mixed, attended = held
+    both = aten.add(tape, mixed, attended, "both")
+    del seen
+    return aten.add(tape, inputs.hidden, both, "residual")

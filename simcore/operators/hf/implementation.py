@@ -26,7 +26,7 @@ from simcore.operators.automodel.adapters.split import own_columns
 from simcore.operators.automodel.compiled.layer import compiled_layer
 from simcore.operators.hf.autocast import layer_norm, narrowed
 from simcore.operators.hf.embedding import called, embedding, shared_tables, stage_stem
-from simcore.operators.hf.families import EMBEDDINGS, mix, norm, of_family
+from simcore.operators.hf.families import EMBEDDINGS, mix, norm, of_family, pair
 from simcore.operators.hf.gemma4.beside import Beside
 from simcore.operators.hf.gemma4.own_input import add_own_input
 from simcore.operators.hf.head import VALUE_HEADS, final_norm, head
@@ -297,7 +297,7 @@ def _branches(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -
         return _by_parts(tape, kind, run, inputs)
     x, _held, _both = inputs.hidden, None, list[Tensor]()
     if kind.paired:
-        x = _pair(tape, kind, run, inputs, _both)
+        x = pair(tape, kind, run, inputs, _both)
     for branch in kind.branches[2 * kind.paired:]:
         residual = x
         tape.scope = f"{branch.norm}."
@@ -381,21 +381,6 @@ def _beside(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -> 
         both = aten.add(tape, mixed, dense, "both")
         return aten.add(tape, both, inputs.hidden, "residual")
     return aten.add(tape, aten.add(tape, inputs.hidden, mixed, "residual"), dense, "residual")
-
-
-def _pair(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs, held: list[Tensor]) -> Tensor:
-    """Sum of the stream and of two mixers of one norm's output; `held` gets what the layer holds until it returns."""
-    first, *_ = kind.branches
-    tape.scope = f"{first.norm}."
-    seen = norm(tape, run, f"{first.norm}.", inputs.hidden, kind.family)
-    for branch in kind.branches[:2]:
-        tape.scope = f"{branch.name}."
-        held.append(mix(tape, run, branch, inputs._replace(hidden=seen), kind.family)[0])
-    tape.scope = ""
-    mixed, attended = held
-    both = aten.add(tape, mixed, attended, "both")
-    del seen
-    return aten.add(tape, inputs.hidden, both, "residual")
 
 
 def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:

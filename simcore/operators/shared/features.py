@@ -132,8 +132,7 @@ def _mixer(block: Mixer) -> Iterator[str]:
                           ("gated experts chosen by sigmoid", block.gated and block.router == "sigmoid"),
                           ("a gate of the shared expert", block.shared_gate),
                           ("a router by roots of softplus", block.router == "sqrtsoftplus"),
-                          (WEIGHED_INPUT, block.weighs_input),
-                          (LATENT, block.latent > 0))
+                          (WEIGHED_INPUT, block.weighs_input), (LATENT, block.latent > 0))
 
 
 def _shares(block: Moe) -> bool:
