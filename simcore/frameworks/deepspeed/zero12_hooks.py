@@ -54,6 +54,7 @@ class Zero12Hooks(UnrepeatedHooks):
         self.group_of = {entry[:2]: number for number, group in enumerate(self.groups) for entry in group.entries}
         self.apart = UnbucketedGradients(builder, self._is_mine, behind=self.strategy.num_buffers > 1)
         self.in_bucket: list[tuple[int, int]] = []
+        self.larger: list[tuple[int, int]] = []
         self.places = places(plan)
         self.slices: list[tuple[str, int, int]] = []
         self.largest = largest_trained(plan)
@@ -125,11 +126,16 @@ class Zero12Hooks(UnrepeatedHooks):
                 self._put((layer, number))
 
     def _put_whole(self) -> None:
-        """Puts ZeRO-1's gradients into the bucket, in the order of groups and their parameters (`reduce_gradients`)."""
+        """Puts ZeRO-1's gradients into the bucket, in the order of groups and their parameters (`reduce_gradients`).
+
+        One that is larger than the bucket stays where it is until it is reduced.
+        """
         ordered = sorted(self.apart.fresh, key=lambda key: (self.group_of[key], key))
         for key in ordered if self.strategy.stage == 1 or not self.strategy.is_apart else ():
             self._put(key)
-            if not self.strategy.is_apart:
+            if self.filled > self.strategy.bucket:
+                self.larger.append(key)
+            elif not self.strategy.is_apart:
                 self.apart.sent(key)
 
     def _put(self, key: tuple[int, int]) -> None:
@@ -177,6 +183,8 @@ class Zero12Hooks(UnrepeatedHooks):
             self.out.alloc(self.first, self.slots["grads_in_partition"], sum(self.kept))
             self.has_part, self.parts = True, self.parts + 1
         self.filled = self.largest_in_bucket = self.touched_in_bucket = self.mine_in_bucket = 0
+        while self.larger and not self.strategy.is_apart:
+            self.apart.sent(self.larger.pop())
         self.slices.clear()
         self.in_bucket.clear()
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from simcore.frameworks.common.optimizer_memory import post_rest, rest_postings, step_temporaries
 from simcore.frameworks.deepspeed.experts.joint_gathers import JointGathers, by_ranks
 from simcore.frameworks.deepspeed.experts.layers import axis_of
+from simcore.frameworks.deepspeed.experts.replayed_weights import ReplayedWeights
 from simcore.frameworks.deepspeed.hpz import HpzShards, Key
 from simcore.frameworks.deepspeed.module_order import backward_calls, forward_calls, readiness
 from simcore.frameworks.deepspeed.offload_buffers import sub_groups
@@ -57,29 +58,27 @@ class Zero3Hooks(UnrepeatedHooks):
         self.wire = self.strategy.reduce_dtype or plan.framework.compute_dtype
         self.wide = dtype_bytes(self.wire)
         self.size, self.dense = dtype_bytes(plan.framework.compute_dtype), self.strategy.axis
-        self.first = plan.layers[0]
+        self.first, self.open, self.pins = plan.layers[0], set[Key](), LivePackedWeights(plan)
         self.calls, self.closed = zip(*recorded(plan), strict=True)
-        self.open = set[Key]()
-        self.pins = LivePackedWeights(plan)
         self.trace = [(at, key) for at, keys in enumerate(self.calls) for key in keys]
         placed = {key: self._placed(key) for _, key in self.trace}
         self.elements = {key: elements(parameter) for key, parameter in placed.items()}
         self.reuse = ReuseDistance(plan, self.strategy.reuse)
         self.there: dict[Key, int] = {}
-        self.live = 0
         self.coming: dict[Key, list[Key]] = {}
         self.promised: dict[Key, int] = {}
         self.leaving: dict[Key, int] = {}
         self.held: dict[Key, int] = {}
         self.seen_by_nodes = seen_by_nodes(plan)
         self.views, self.keeping = kept_views(plan)
-        self.at = self.cursor = self.filled = self.loose = 0
+        self.at = self.cursor = self.filled = self.loose = self.live = 0
         self.over = self.dense
         self.slots = [tables.slot(name, category) for name, category in (
             ("fetched", "unsharded_param"), ("prefetched", "all_gather_output"),
             ("flat_bucket", "reduce_scatter_input"), ("persistent", "unsharded_param"),
             ("parts_from_host", "all_gather_cast_input"))]
         self.flat, self.joint, self.is_last = FlatBuffers(builder, self.slots[1]), JointGathers(), False
+        self.router = ReplayedWeights(plan, builder, self.slots, self._whole)
         self.waiting: list[tuple[int, int, int]] = []
         self.in_bucket: list[int] = []
         self.on_host = GradientsOnHost(plan, tables, builder, self.strategy)
@@ -114,6 +113,7 @@ class Zero3Hooks(UnrepeatedHooks):
                 ("persistent", "unsharded_param", sum(self._persistent().values()))):
             self.out.alloc(self.first, self.tables.slot(name, category), num_bytes)
         self.secondary.start({key: self._whole(key) for key in self._frozen()})
+        self.router.start(self.elements)
 
     def _frozen(self) -> Iterator[Key]:
         """Frozen parameters, small ones that stay gathered too."""
@@ -155,6 +155,7 @@ class Zero3Hooks(UnrepeatedHooks):
         Layers are numbered over the whole model, embedding 0.
         """
         self._call(len(forward_calls(self.plan, layer)))
+        self.router.forward(layer)
 
     def forward_end(self, layer: int) -> None:
         """Simulates the frees of all parameters that module calls have released by now; `layer` is not used."""
@@ -252,6 +253,8 @@ class Zero3Hooks(UnrepeatedHooks):
                 self.cursor += 1
             self._fetch_ahead()
             self.pins.called(self.at, keys)
+            if self.at in self.pins.replaying:
+                self.router.replayed(keys)
             self.at += 1
             self.open.update(keys)
             self.open.difference_update(self.closed[self.at - 1])
@@ -322,8 +325,7 @@ class Zero3Hooks(UnrepeatedHooks):
         """
         self.out.wait(group[0][0], GATHER_HANDLE)
         self.joint.arrived(groups := [keys for _, keys in by_ranks(self.plan, group)])
-        for keys in groups:
-            is_alone = len(keys) == 1
+        for keys, is_alone in ((keys, len(keys) == 1) for keys in groups):
             for key in keys:
                 del self.coming[key]
                 self.there[key] = int(is_alone)
@@ -343,7 +345,9 @@ class Zero3Hooks(UnrepeatedHooks):
     def _drop(self, key: Key) -> None:
         is_kept = key in self.views and self.at - 1 in self.keeping
         is_held = (key in self.seen_by_nodes or is_kept) and key not in self.held
-        (self.held if is_held else self.leaving)[key] = self.there.pop(key)
+        slot = self.there.pop(key)
+        if not self.router.keeps(key, slot):
+            (self.held if is_held else self.leaving)[key] = slot
         self.live -= self.elements[key]
         self.secondary.keep(key, self._whole(key))
 
@@ -381,8 +385,8 @@ class Zero3Hooks(UnrepeatedHooks):
         padded = parts * self.plan.mesh.axis(self.over).size
         copied = padded * self.wide * (len(self.in_bucket) > 1 or padded > self.filled)
         scaled = self.wide * parts * (self.over != self.dense)
-        copied = max(copied, self.size * parts * cast) + scaled if scaled else copied + cast * self.size * parts
-        copied += cast * self.wide * self.loose
+        after = cast * self.size * parts
+        copied = (max(copied, after) + scaled if scaled else copied + after) + cast * self.wide * self.loose
         self.out.compute(Kernel.COPY, 0, cast * (self.size + self.wide) * (self.loose + parts) + 2 * scaled)
         self.out.alloc(self.first, self.slots[2], copied)
         reduce = self.tables.comm("reduce_scatter", self.over, self.wire)
