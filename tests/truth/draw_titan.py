@@ -1,9 +1,10 @@
 """Draws layouts of torchtitan's experts at random, for `probe_titan.py --step`.
 
-    python tests/truth/draw_titan.py [--count N] [--seed S] [--llama4 | --oss] > cases.json
+    python tests/truth/draw_titan.py [--count N] [--seed S] [--llama4 | --oss | --compiled] > cases.json
 
 The same seed draws the same cases, whatever the machine; torch refuses a few of their widths. `--llama4`, `--oss`: of
-Llama 4 or of GPT-OSS alone, by a seed of its own.
+Llama 4 or of GPT-OSS alone, by a seed of its own. `--compiled`: layers of Qwen3-MoE and Llama 4 whose parts
+are compiled, for `probe_titan_parts.py`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 COUNT, SEED = 48, 4502
 LLAMA4_COUNT, LLAMA4_SEED = 64, 4604
 OSS_COUNT, OSS_SEED = 48, 4717
+COMPILED_COUNT, COMPILED_SEED = 40, 4823
 Case = dict[str, Any]
 Model = Callable[[random.Random, int], Case]
 
@@ -102,15 +104,35 @@ def drawn(count: int, seed: int, models: tuple[Model, ...] = (qwen, deepseek)) -
     return [draw(pick, number, models) for number in range(count)]
 
 
+def compiled(count: int, seed: int) -> list[Case]:
+    """Layers on one rank, or with experts on several."""
+    pick, cases = random.Random(seed), list[Case]()
+    for number in range(count):
+        model = pick.choice((qwen, llama4))(pick, pick.choice((64, 96, 128, 192)))
+        model["num_hidden_layers"] = 1
+        if "interleave_moe_layer_step" in model:
+            model["interleave_moe_layer_step"] = 1
+        case: Case = {"name": f"compiled-{number}", "seq": pick.choice((128, 256, 512)), "model": model,
+                      "batch": pick.choice((1, 1, 2)), "checkpoint": pick.choice(("none", "full", "op")),
+                      "ep": pick.choice((1, 1, 2, 4))}
+        if case["checkpoint"] != "none" and pick.random() < 0.3:
+            case["early_stop"] = True
+        cases.append(case)
+    return cases
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--llama4", action="store_true")
     parser.add_argument("--oss", action="store_true")
+    parser.add_argument("--compiled", action="store_true")
     asked = parser.parse_args()
     count, seed, models = (LLAMA4_COUNT, LLAMA4_SEED, (llama4,)) if asked.llama4 else (COUNT, SEED, (qwen, deepseek))
     if asked.oss:
         count, seed, models = OSS_COUNT, OSS_SEED, (oss,)
     cases = drawn(asked.count or count, asked.seed or seed, models)
+    if asked.compiled:
+        cases = compiled(asked.count or COMPILED_COUNT, asked.seed or COMPILED_SEED)
     print("[\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]")

@@ -15,6 +15,7 @@ from simcore.frameworks.common.torch import Defaults, with_fp8_layers
 from simcore.frameworks.common.trainer import Trainer
 from simcore.frameworks.fsdp2.torchtitan_experts import (
     assumptions,
+    check_compiled_experts,
     check_experts,
     counts_over,
     experts_axes,
@@ -123,7 +124,7 @@ def _check_compiled(job: Job, family: str, options: dict[str, Any]) -> None:
     if options.get("async_tp") and job.scenario.training.recompute == "none":
         raise job.not_yet("framework_options.async_tp", "asynchronous tensor parallelism without checkpointing")
     if _compiles_blocks(job, options) and (job.has_experts or family.startswith("deepseek")):
-        raise job.not_yet("framework_options.compile", f"what compiled blocks of torchtitan's {NAMES[family]} keep")
+        check_compiled_experts(job, NAMES[family], options)
 
 
 def _compiles_blocks(job: Job, options: Mapping[str, Any]) -> bool:
@@ -272,7 +273,8 @@ def options_of(job: Draft, options: dict[str, Any]) -> TorchtitanOptions:
         note_oss(job, options)
     elif options.get("attn") == "flex":
         job.note("attention by flex_attention", "as flash attention, of whole sequences", "an assumption: torch 2.13 "
-                 "_higher_order_ops/flex_attention.py saves what flash attention does; documents' masks are not known")
+                 "_higher_order_ops/flex_attention.py saves what flash attention does, by operator its inputs too "
+                 "(wrap.py, inductor_compiled_code); documents' masks are not known")
     if job.mesh.tp == 1:
         job.refuse_idle(options, "async_tp", "without tensor parallelism")
     note_replays(job)
@@ -280,7 +282,8 @@ def options_of(job: Draft, options: dict[str, Any]) -> TorchtitanOptions:
     return TorchtitanOptions(early_stop=stop, keeps_logits=stages, disable_loss_parallel=whole, repeat_kv=repeated,
                              keeps_exchange=keeps_exchange(job, options), whole_batch=_splits_sequences(job),
                              compiled_blocks=_compiles_blocks(job, options), compiled_loss=compiled in (True, "loss"),
-                             async_tp=_asynchronous(job, options), fp8_rows=options.get("fp8_recipe") == "rowwise")
+                             async_tp=_asynchronous(job, options), fp8_rows=options.get("fp8_recipe") == "rowwise",
+                             flex=options.get("attn") == "flex")
 
 
 def _asynchronous(job: Draft, options: dict[str, Any]) -> bool:

@@ -6,16 +6,17 @@ Sources: `models/llama4/infra/parallelize.py`, `distributed/parallel_dims.py`, `
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from simcore.frameworks.common.hot_ranks import hot_ranks_assumption
 from simcore.inputs.training import Draws, Recompute
-from simcore.models.blocks import Moe
+from simcore.models.blocks import Attention, Moe
 from simcore.operators.torchtitan.options import KEEP_EXCHANGE
 from simcore.placement.job import Draft, Job
 
-__all__ = ["assumptions", "check_experts", "counts_over", "experts_axes", "experts_dim", "keeps_exchange",
-           "note_replays"]
+__all__ = ["assumptions", "check_compiled_experts", "check_experts", "counts_over", "experts_axes", "experts_dim",
+           "keeps_exchange", "note_replays"]
 
 EXPERTS = "torchtitan 0.2.2 models/llama4/infra/parallelize.py apply_fsdp"
 
@@ -39,6 +40,21 @@ def check_experts(job: Job) -> None:
         raise job.not_yet("training.precision.compute", f"experts in {job.compute}: torchtitan computes them in bf16")
     if isinstance(job.scenario.training.routing, Draws):
         raise job.not_yet("training.routing", "routing drawn at random in torchtitan's experts")
+
+
+def check_compiled_experts(job: Job, name: str, options: Mapping[str, Any]) -> None:
+    """Raises NotYet for layers with experts whose compiled parts were not measured. `name`: of the model, in words."""
+    attention = [branch.block for kind in job.graph.kinds for branch in kind.branches
+                 if isinstance(branch.block, Attention)]
+    beside = {"latent attention": not attention, "tensor parallelism": job.mesh.tp > 1,
+              "context parallelism": job.mesh.cp > 1,
+              "products in fp8": job.scenario.training.precision.compute == "fp8",
+              "flex_attention": options.get("attn") == "flex", "repeat_kv": bool(options.get("repeat_kv")),
+              "layers that rotate nothing": not all(block.rotary for block in attention)}
+    found = [what for what, there in beside.items() if there]
+    if found:
+        raise job.not_yet("framework_options.compile", f"what compiled blocks of torchtitan's {name} keep "
+                          f"with {' and '.join(found)}")
 
 
 def _check_widths(job: Job) -> None:

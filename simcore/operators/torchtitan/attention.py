@@ -85,7 +85,8 @@ def attention(tape: Tape, run: LayerWorkload, block: Attention, x: Tensor, table
         k = aten.rms_norm(tape, k, run.params["attention.k_norm.weight"], "k_norm")
         q, k = rotated_halves(tape, run, q, k, table)
     k, v = (aten.repeat_heads(tape, x, repeats) for x in (k, v))
-    mixed = ring_attention(tape, run, q, k, v) if run.cp > 1 else aten.scaled_dot_product_attention(tape, q, k, v)
+    mixed = ring_attention(tape, run, q, k, v) if run.cp > 1 else aten.scaled_dot_product_attention(
+        tape, q, k, v, in_region=TorchtitanOptions.of(run.options).flex)
     out = linear(tape, run, "attention.wo", mixed.view(*mixed.shape[:2], mixed.shape[2] * dim))
     return scatter_sequence(tape, run, out, "attention_out")  # the linear's hook: its input is still there
 

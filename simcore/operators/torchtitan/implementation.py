@@ -38,7 +38,7 @@ from simcore.operators.shared.layer_borders import (
     simple_part,
 )
 from simcore.operators.torchtitan import compiled as torchtitan_compiled
-from simcore.operators.torchtitan import compiled_loss, gpt_oss
+from simcore.operators.torchtitan import compiled_loss, compiled_parts, gpt_oss
 from simcore.operators.torchtitan.attention import attention, linear, rotary_buffer, rotary_table
 from simcore.operators.torchtitan.latent import latent_attention
 from simcore.operators.torchtitan.loss import cross_entropy, parallel_cross_entropy, shifted_indices
@@ -102,11 +102,12 @@ def _layer(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
     table, places = rotary_table(tape, run, kind), _places(tape, kind, run)
     rest = places.rest() if places else Section(())
     body = partial(_body, tape, kind, run, table, x, places)
-    if _options(run).compiled_blocks:
+    whole = _options(run).compiled_blocks and not isinstance(kind.branches[1].block, Moe)
+    if whole:
         body = partial(torchtitan_compiled.block, tape, kind, run, x, table)
     x = table = None
     keeps = _kept(kind, run) if run.checkpoint == "per_op" else None
-    if run.checkpoint == "none" or _options(run).compiled_blocks:
+    if run.checkpoint == "none" or whole:
         out = body()
     else:
         out = tape.checkpoint(body, keeps, early_stop=_options(run).early_stop)
@@ -169,6 +170,8 @@ def _mixed(tape: Tape, run: LayerWorkload, mixer: Mixer, x: Tensor, table: Tenso
     if isinstance(mixer, LatentAttention):
         return latent_attention(tape, run, mixer, x)
     assert isinstance(mixer, Attention)
+    if _options(run).compiled_blocks:
+        return compiled_parts.attention(tape, run, mixer, x, table)
     if mixer.sinks:
         assert table is not None
         return gpt_oss.attention(tape, run, mixer, x, table)

@@ -11,6 +11,7 @@ from simcore.operators.shared import aten
 from simcore.operators.shared.dtensor import gather_sequence, scatter_sequence, summed
 from simcore.operators.shared.ring_attention import ring_attention
 from simcore.operators.torchtitan.attention import linear, rotary_entries
+from simcore.operators.torchtitan.options import TorchtitanOptions
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Tape, Tensor
 
@@ -34,7 +35,8 @@ def latent_attention(tape: Tape, run: LayerWorkload, block: LatentAttention, x: 
     kv = _up(tape, run, "kv_norm", "wkv_b", kv)
     k_nope, v = aten.split(tape, kv.view(*batch, heads, block.nope + block.value), (block.nope, block.value))
     k = _joined(tape, run, k_nope, _shared(tape, k_pe, heads))
-    mixed = ring_attention(tape, run, q, k, v) if run.cp > 1 else aten.scaled_dot_product_attention(tape, q, k, v)
+    mixed = ring_attention(tape, run, q, k, v) if run.cp > 1 else aten.scaled_dot_product_attention(
+        tape, q, k, v, in_region=TorchtitanOptions.of(run.options).flex)
     out = linear(tape, run, "attention.wo", mixed.view(*batch, block.out_size // run.tp))
     return scatter_sequence(tape, run, out, "attention_out")
 

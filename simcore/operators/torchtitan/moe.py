@@ -16,7 +16,9 @@ from simcore.models.blocks import Moe
 from simcore.operators.shared import aten
 from simcore.operators.shared.dtensor import gather_sequence, same_everywhere, scatter_sequence
 from simcore.operators.shared.layer_borders import as_inner_unit
+from simcore.operators.torchtitan import compiled_parts
 from simcore.operators.torchtitan.gpt_oss import biased_experts
+from simcore.operators.torchtitan.options import TorchtitanOptions
 from simcore.operators.torchtitan.router import reorder, route
 from simcore.operators.torchtitan.rows import pad_rows, padded_rows, put_rows, unpad_rows
 from simcore.recording.layer import LayerWorkload
@@ -65,8 +67,10 @@ def _forward(tape: Tape, run: LayerWorkload, block: Moe, x: Tensor, places: Plac
     """`MoE.forward`."""
     shape, rows = x.shape, run.tokens * block.top_k
     x = x.view(run.tokens, block.hidden)
-    weights, indices, _counted = route(tape, run, block, x)
-    by_row, order, _counted = reorder(tape, block, weights, indices, parts=_parts(run))
+    compiled = TorchtitanOptions.of(run.options).compiled_blocks
+    weights, indices, _counted = (compiled_parts.route if compiled else route)(tape, run, block, x)
+    by_row, order, _counted = (compiled_parts.reorder(tape, block, weights, indices) if compiled else
+                               reorder(tape, block, weights, indices, parts=_parts(run)))
     routed = aten.index(tape, x, aten.select(tape, order, order.shape, "int64", "tokens"), "dispatched")
     if block.weighs_input:
         routed = _weighed(tape, routed, by_row)
@@ -174,6 +178,8 @@ def _exchanged(tape: Tape, run: LayerWorkload, x: Tensor, rows: int) -> Tensor:
 def _grouped(tape: Tape, run: LayerWorkload, block: Moe, experts: int, x: Tensor) -> Tensor:
     if block.bias:
         return biased_experts(tape, run, experts, x)
+    if TorchtitanOptions.of(run.options).compiled_blocks:
+        return compiled_parts.experts(tape, run, experts, x)
     offsets = tape.empty((experts,), "int32", "offsets")
     w1, w2, w3 = (run.params[f"moe.experts.{name}"] for name in ("w1", "w2", "w3"))
     h = aten.silu(tape, aten.grouped_mm(tape, x, w1, offsets, "experts.w1"))
@@ -183,6 +189,8 @@ def _grouped(tape: Tape, run: LayerWorkload, block: Moe, experts: int, x: Tensor
 
 def _shared_expert(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
     """`FeedForward.forward` of all tokens."""
+    if TorchtitanOptions.of(run.options).compiled_blocks:
+        return compiled_parts.shared_expert(tape, run, x)
     w1, w2, w3 = (run.params[f"moe.shared_experts.{name}.weight"] for name in ("w1", "w2", "w3"))
     gate = aten.silu(tape, aten.linear(tape, _for_columns(tape, run, x), w1, "shared_experts.w1"))
     product = aten.mul(tape, gate, aten.linear(tape, _for_columns(tape, run, x), w3, "shared_experts.w3"))

@@ -24,7 +24,8 @@ class TorchtitanOptions(ImplementationOptions):
     `compiled_loss`: torch.compile runs on blocks, on the loss. `repeat_kv`: attention gets keys and values that are
     copied for every head, as up to 0.2.1. `keeps_exchange`: checkpoints by operator keep rows that were exchanged,
     where the model's list has the exchange. `async_tp`: products of compiled blocks run beside collectives of tp.
-    `fp8_rows`: linears in fp8 have a scale a row.
+    `fp8_rows`: linears in fp8 have a scale a row. `flex`: attention is a compiled region, whose inputs a checkpoint by
+    operator keeps too.
     """
 
     early_stop: bool = False
@@ -37,6 +38,7 @@ class TorchtitanOptions(ImplementationOptions):
     keeps_exchange: bool = True
     async_tp: bool = False
     fp8_rows: bool = False
+    flex: bool = False
 
     def bytes_of_tokens(self, batch: int, seq: int, cp: int) -> int:
         """Bytes of a microbatch's tokens and labels.

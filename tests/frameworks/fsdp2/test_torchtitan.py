@@ -39,7 +39,12 @@ def _titan(mesh: dict[str, int], options: dict[str, Any] | None = None, **traini
     ({"dp_shard": 4, "ep": 2}, {"model": "qwen3-30b-a3b", "routing": {"capacity_factor": 1.5}}, "no expert capacity"),
     ({"dp_shard": 2}, {"options": {"sync_gradients": "last"}}, "sync_gradients: expected 'every'"),
     ({"dp_shard": 2}, {"model": "mixtral-8x7b"}, "not yet: mixtral in the layers of torchtitan"),
-    ({"dp_shard": 2}, {"model": "qwen3-30b-a3b", "options": {"compile": True}}, "blocks of torchtitan's Qwen3-MoE"),
+    ({"dp_shard": 2, "tp": 2}, {"model": "qwen3-30b-a3b", "options": {"compile": True}}, "Qwen3-MoE beside compiled"),
+    ({"dp_shard": 2, "tp": 2}, {"model": "llama-4-scout-text", "options": {"compile": True}},
+     "compiled blocks of torchtitan's Llama 4 keep with tensor parallelism"),
+    ({"dp_shard": 2, "cp": 2}, {"model": "qwen3-30b-a3b", "options": {"compile": True}}, "with context parallelism"),
+    ({"dp_shard": 2}, {"model": "deepseek-v3", "options": {"compile": True, "attn": "flex"}},
+     "DeepSeek V3 keep with latent attention and flex_attention"),
     ({"dp_shard": 2, "tp": 2, "cp": 2}, {"model": "qwen3-30b-a3b"}, "parallelism of torchtitan's Qwen3-MoE beside con"),
     ({"dp_shard": 2, "tp": 2, "etp": 2}, {"model": "qwen3-30b-a3b"}, "etp 2 changes nothing without expert parallel"),
     ({"dp_shard": 2, "tp": 4, "ep": 2, "etp": 2}, {"model": "qwen3-30b-a3b"}, "only support ETP=TP or ETP=1"),
@@ -215,6 +220,22 @@ def test_flex_attention_is_flash_attention_s_memory_and_an_assumption() -> None:
     assert peaks[1] is not None
     assert peaks[0].allocated_bytes == peaks[1].allocated_bytes
     assert "attention by flex_attention" in {one.what for one in flex.assumptions}
+
+
+def test_checkpoints_by_operator_keep_what_flex_attention_is_given() -> None:
+    """A compiled region puts out its inputs (torch 2.13 `_higher_order_ops/wrap.py`), rotated queries and keys too.
+
+    Values lie in what their projection put out, every second of which is kept anyway, as the third one.
+    """
+    def kept(options: dict[str, Any]) -> int:
+        peak = _titan({"dp_shard": 2}, options, seq_len=512, recompute={"mode": "per_op"}).ranks[0].peak
+        assert peak is not None
+        return peak.by_phase["loss"]
+
+    sizes = model_config("llama-tiny", None, "")
+    heads, layers = sizes["num_attention_heads"] + sizes["num_key_value_heads"], sizes["num_hidden_layers"]
+    dim = sizes["hidden_size"] // sizes["num_attention_heads"]
+    assert kept({"attn": "flex"}) - kept({"sdpa_backend": "flash"}) == 2 * layers * 512 * heads * dim
 
 
 def test_a_job_that_torch_2_13_stops_is_told_on_the_first_screen() -> None:

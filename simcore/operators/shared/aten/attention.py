@@ -39,13 +39,14 @@ def rotate(tape: Tape, x: Tensor, table: Tensor, *, copy_grad: bool = False) -> 
 
 
 def scaled_dot_product_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, pairs: int = 0, *,
-                                 by_heads: bool = False) -> Tensor:
+                                 by_heads: bool = False, in_region: bool = False) -> Tensor:
     """Causal flash attention of `q` [batch, sequence, heads, d].
 
     Returns [batch, sequence, heads, d of `v`]. Autograd saves q, k, v, the output and the fp32 log-sum-exp. `pairs`:
     (query, key) pairs before the causal mask, all sequences together; 0 means batch x sequence x sequence. `by_heads`:
     q lies by heads, and with it the output, which backward copies if there are several (torch 2.13 `transformers/cuda/
     attention_backward.cu`: contiguous_out), and so the gradient of several rows, which comes token by token.
+    `in_region`: it is a region that Inductor compiled, which puts out its inputs too ([Note: flex attention]).
     """
     shapes, dtype = (q.shape, k.shape, v.shape), q.dtype
     batch, seq, heads, dim = q.shape
@@ -63,12 +64,12 @@ def scaled_dot_product_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, pa
                      shape_of_heads(dim, v_dim, batch * seq * heads, backward=True))
         return made
 
-    node = tape.node((q, k, v), (q, k, v), backward)
-    out, lse = tape.outputs("attention", lambda: (
+    node = tape.node((q, k, v), () if in_region else (q, k, v), backward)
+    out, lse, *inputs = tape.outputs("attention", lambda: (
         new(tape, (batch, seq, heads, v_dim), dtype, "attention", moved, Kernel.ATTENTION, flops,
             shape_of_heads(dim, v_dim, batch * seq * heads)),
-        tape.empty((batch, seq, heads), "fp32", "log_sum_exp")))
-    tape.save(node, out, lse)
+        tape.empty((batch, seq, heads), "fp32", "log_sum_exp"), *((q, k, v) if in_region else ())))
+    tape.save(node, *(one.detach() for one in inputs), out, lse)
     out.node = node
     return out
 
