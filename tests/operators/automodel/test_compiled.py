@@ -30,12 +30,16 @@ ROWS = ("o_proj", "down_proj")
 COLUMNS = 0.01
 """Small tensors, left out of the highest moment: inverse norms, sums over rows, low-rank rows."""
 ORDERED = {"c23": 0.53, "c26": 0.56, "c50": 0.41, "c17": 0.14, "c47": 0.14, "c45": 0.08, "c3": 0.05, "c8": 0.05,
-           "c10": 0.04, "c21": 0.03}
+           "c10": 0.04, "c21": 0.03,
+           "again-c29": 0.41, "again-c30": 0.31, "again-c0": 0.27, "again-c15": 0.13, "again-c11": 0.09,
+           "again-c7": 0.06, "again-c10": 0.04, "again-c2": 0.04, "again-c20": 0.03, "again-c32": 0.03}
 """Drawn layouts whose backward runs in another order than is counted, with the share of its peak that this changes.
 
 Inductor takes of four orders the one that it reckons to have the lowest peak (torch 2.13 `_inductor/memory.py`,
 reorder_for_peak_memory), and keeps buffers for others of their size; here the order is always the first.
 """
+KEPT_FOR_OTHERS = {"again-c2": 0.15, "again-c10": 0.15}
+"""The same of forward: the MLP's tensors are as large as the hidden state, whose buffer waits for one of them."""
 BETWEEN_NODES = int(87.7 * 2**30 / 10**6) * 22 // 100
 """A CPU's ranks are reckoned as if each had a node of its own: bytes as long as a microsecond."""
 
@@ -90,8 +94,8 @@ def test_compiled_layers_keep_make_and_send_what_automodel_s_do() -> None:
 
 def test_so_do_drawn_layers() -> None:
     """Drawn before any of their errors was seen (`tests/truth/README.md`)."""
-    assert len(FRESH) == 52
-    assert sum(turns(row["case"]) for row in FRESH.values()) == 5
+    assert len(FRESH) == 52 + 38
+    assert sum(turns(row["case"]) for row in FRESH.values()) == 5 + 5
     for name in FRESH:
         check(name, ORDERED.get(name, COLUMNS))
 
@@ -101,7 +105,7 @@ def check(name: str, order: float) -> None:
     row, (layer, _, comms) = CASES[name], recorded(name)
     tp, scale = row["case"].get("tp", 1), top(measured_of(row, "forward"))
     exchanged = turns(row["case"])  # refused by `frameworks/automodel/compiled.py`
-    for at, limit in (("forward", COLUMNS), ("backward", order)):
+    for at, limit in (("forward", KEPT_FOR_OTHERS.get(name, COLUMNS)), ("backward", order)):
         mine, theirs = changes(name, at), measured_of(row, at)
         if at == "backward":
             mine = mine[:len(mine) - 4 * len(later(layer, tp))]
