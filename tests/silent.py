@@ -115,7 +115,7 @@ OWN: Final[dict[str, tuple[Any, ...]]] = {
 """Values of keys for which those of their type say little."""
 
 
-_OF_TYPES: Final[dict[type, tuple[Any, ...]]] = {
+OF_TYPES: Final[dict[type, tuple[Any, ...]]] = {
     bool: (True, False), int: (2, 1, 4, 2**20, 2**28), float: SHARES, str: (), list: ([], [4, 1]), dict: ({},)}
 
 
@@ -123,7 +123,7 @@ def values(key: str, framework: str) -> Iterator[Any]:
     """Values to try for a key, beside the one that a scenario has."""
     if key.startswith("framework_options."):
         for one in options(framework)[key.removeprefix("framework_options.")]:
-            yield from _OF_TYPES.get(one, ()) if isinstance(one, type) else (one,)
+            yield from OF_TYPES.get(one, ()) if isinstance(one, type) else (one,)
         return
     if key in OWN:
         yield from OWN[key]

@@ -14,9 +14,6 @@ from simcore.frameworks.common import kernels
 from test_truth_drawn_fsdp2 import differences
 
 FILE = "fsdp2/accelerate-cp-1.15.0.json"
-OFF = ("cp-023-qwen3",)
-"""Six tokens on a rank beside 2,047 words: torch reduces the head's gradients in the way of their loss, 1 % more at the
-peak. So it does without ranks that share sequences."""
 
 
 @pytest.mark.usefixtures("_fused_attention")
@@ -24,7 +21,7 @@ def test_a_drawn_step_of_ranks_that_share_sequences_is_accelerates(monkeypatch: 
     monkeypatch.setattr(kernels, "runs_math", lambda job, options: False)  # records are of a CPU's kernel
     rows = truth_cases.rows(FILE)
     assert sum("error" not in row for row in rows) >= 40
-    found = {row["name"]: differences(_sent(row)) for row in rows if row["name"] not in OFF}
+    found = {row["name"]: differences(_sent(row)) for row in rows}
     copied = {row["name"] for row in rows if "error" not in row and _is_of_copies_alone(row["spec"])}
     assert len(found) - len(copied) >= 40
     assert {name for name in copied if "cannot be used with pure data parallelism" in found[name]["refused"]} == copied

@@ -62,6 +62,7 @@ def prepare(scenario: Scenario) -> tuple[Job, Framework]:
     job, defaults = _in_format(Job(scenario, graph, mesh, unmatched, adapter.casts_parameters), adapter)
     graph = job.graph
     _check_routing(job)
+    _check_experts(job)
     _check_rotation(job)
     _check_positions(job)
     _check_base(job, adapter)
@@ -96,6 +97,18 @@ def _check_routing(job: Job) -> None:
                 "than all of them send" if ep > 1 else "changes nothing where each rank has all experts (mesh.ep: 1), "
                 "and so gets all of its own tokens")
         raise InputError(Problem(where, f"imbalance: {told}"))
+
+
+def _check_experts(job: Job) -> None:
+    """Raises InputError for settings of experts in a model that has none, or that are stored as all else is."""
+    training, where = job.scenario.training, job.scenario.where
+    own, adapted = training.precision.experts != "auto", training.lora.expert_adapters not in ("auto", "none")
+    if adapted and training.method != "full" and not job.has_experts:
+        raise InputError(Problem(where("training", "lora", "expert_adapters"), "expert_adapters: changes nothing in a "
+                                 "model without experts"))
+    if own and (job.mesh.ep == 1 or not job.has_experts):
+        raise InputError(Problem(where("training", "precision", "experts"), "experts: changes nothing where no experts "
+                                 "are stored apart from all else (mesh.ep: 1)"))
 
 
 def _check_rotation(job: Job) -> None:

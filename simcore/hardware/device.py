@@ -13,7 +13,7 @@ from simcore.hardware.power import LEAST, rate_share
 from simcore.inputs.quantity import Bytes, FlopRate, Frozen, Power, Rate, SmCount
 from simcore.units import format_bytes
 
-__all__ = ["Device", "Memory", "Peaks"]
+__all__ = ["Cache", "Device", "Memory", "Peaks"]
 
 
 class Memory(Frozen):
@@ -51,9 +51,17 @@ class Peaks(Frozen):
     fp4: FlopRate | None = None
 
 
+class Cache(Frozen):
+    """Cache behind all multiprocessors (L2): its size, and the rate at which a copy inside it was measured."""
+
+    size: Bytes
+    bandwidth: Rate
+
+
 class Device(Frozen):
     """One model of GPU. `compute_capability`: as PyTorch reports it, also for AMD's GPUs (gfx942 is 9.4).
 
+    `cache`: of a GPU whose cache holds whole tensors of a short batch (Ada's), None: kernels are counted from memory.
     `power`: what the model may draw, None: unknown. `power_limit`: what it is allowed to draw (`nvidia-smi -pl`), None:
     `power`; it slows matrix units down, see `simcore/hardware/power.py`.
     """
@@ -64,6 +72,7 @@ class Device(Frozen):
     memory: Memory
     memory_bandwidth: Rate
     peak: Peaks
+    cache: Cache | None = None
     power: Power | None = None
     power_limit: Power | None = None
 

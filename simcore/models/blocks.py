@@ -31,7 +31,7 @@ class Attention:
     see each other, by a mask. `borrows`: keys and values are an earlier layer's, it has no projections of them; `lent`:
     layers up to the next that uses its keys and values, 0 none. `unit_norms`: norms without a weight over heads of q
     and k, behind their rotation. `tempered`: q is multiplied by a number of its position. `chunk`: tokens of a chunk,
-    of which a token sees its own, 0 all.
+    of which a token sees its own, 0 all. `value`: size of a head of values, 0 that of a key.
     """
 
     hidden: int
@@ -57,6 +57,7 @@ class Attention:
     unit_norms: bool = False
     tempered: bool = False
     chunk: int = 0
+    value: int = 0
 
     @property
     def q_size(self) -> int:

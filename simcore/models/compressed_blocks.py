@@ -15,7 +15,8 @@ class Indexer:
     """Scores of every query and key by `num_heads` small heads of size `head_dim`; attention sees the `top_k` best.
 
     `shared`: later layers take the choice of an earlier one; `borrows`: so does this, and has no scores. `hadamard`: a
-    Hadamard matrix turns them, and the mask is one of truth values (DeepSeek-V3.2).
+    Hadamard matrix turns them, and the mask is one of truth values (DeepSeek-V3.2). `interleaves`: neighbouring
+    dimensions are rotated together, not those of two halves.
     """
 
     num_heads: int
@@ -24,6 +25,7 @@ class Indexer:
     shared: bool = False
     borrows: bool = False
     hadamard: bool = False
+    interleaves: bool = False
 
 
 @dataclass(frozen=True, slots=True)

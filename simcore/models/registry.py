@@ -19,11 +19,12 @@ _MODULES: Final = {
     "gemma4_unified_text": "gemma.gemma4", "glm": "glm", "glm4": "glm", "glm4_moe": "glm", "glm4_moe_lite": "glm",
     "glm_moe_dsa": "glm", "gpt2": "gpt2", "gpt_oss": "gpt_oss", "granite": "llama",
     "granitemoehybrid": "granitemoehybrid", "hunyuan_v1_dense": "llama", "hy_v3": "bailing", "llama": "llama",
-    "llama4_text": "llama", "mamba2": "mamba2", "minimax_m2": "minimax", "mistral": "mistral", "mistral4": "deepseek",
-    "mixtral": "mistral", "mpt": "mpt", "nemotron": "llama", "nemotron-nas": "nemotron_nas", "nemotron_h": "nemotron_h",
-    "olmo2": "llama", "olmo3": "llama", "olmoe": "qwen", "phi": "phi3", "phi3": "phi3", "qwen2": "qwen",
-    "qwen2_moe": "qwen", "qwen3": "qwen", "qwen3_5_moe_text": "qwen3_next", "qwen3_5_text": "qwen3_next",
-    "qwen3_moe": "qwen", "qwen3_next": "qwen3_next", "seed_oss": "llama", "starcoder2": "mistral", "zamba2": "zamba2",
+    "llama4_text": "llama", "mamba2": "mamba2", "mimo_v2_flash": "mimo_v2_flash", "minimax_m2": "minimax",
+    "mistral": "mistral", "mistral4": "deepseek", "mixtral": "mistral", "mpt": "mpt", "nemotron": "llama",
+    "nemotron-nas": "nemotron_nas", "nemotron_h": "nemotron_h", "olmo2": "llama", "olmo3": "llama", "olmoe": "qwen",
+    "phi": "phi3", "phi3": "phi3", "qwen2": "qwen", "qwen2_moe": "qwen", "qwen3": "qwen",
+    "qwen3_5_moe_text": "qwen3_next", "qwen3_5_text": "qwen3_next", "qwen3_moe": "qwen", "qwen3_next": "qwen3_next",
+    "seed_oss": "llama", "starcoder2": "mistral", "zamba2": "zamba2",
 }
 """The module in `families` of each `model_type`, which is loaded when a configuration has it."""
 _WITH_TOWERS: Final = {

@@ -45,7 +45,8 @@ class LayerWorkload:
     reach the embedding's output, which the end of a vision tower takes in beside that of the tower, whose parts
     `input_requires_grad` counts alone. `features_train`: gradients reach features of the tower's layers.
     `embedding_stays`: the embedding's output requires a gradient by itself, so that the graph keeps it.
-    `inputs_train`: gradients reach inputs of single layers.
+    `inputs_train`: gradients reach inputs of single layers. `left`: (slot, bytes) of tensors to which a module of the
+    layer still refers since its last pass.
     """
 
     batch: int
@@ -72,6 +73,7 @@ class LayerWorkload:
     no_grad: bool = False
     leaves: int = 0
     groups: ModuleGroups | None = None
+    left: tuple[tuple[int, int], ...] = ()
     images: int = 0
     embedding_trains: bool = True
     features_train: bool = True

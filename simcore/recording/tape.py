@@ -134,11 +134,13 @@ class Tape(Recorder):
     `slots`, `comms`: see `Recorder`. `nodes`: nodes in order of creation; `frame`: checkpointed region that runs now;
     `grads`: (parameter, gradient) pairs that are alive. `no_grad`: no operator makes a node, as under torch.no_grad().
     `away`: saved tensors that wait on the host ([Note: saved tensors on the host]), from `leaves` elements on; None for
-    0: all stay. `groups`: those of single modules ([Note: modules on the host]).
+    0: all stay. `groups`: those of single modules ([Note: modules on the host]). `held`: what a module refers to beyond
+    its forward; at first `left`, (slot, bytes) each of what the layer's last pass has left so.
     """
 
     def __init__(self, slots: dict[tuple[str, str], int], comms: dict[tuple[str, str, str], int], *,
-                 no_grad: bool = False, leaves: int = 0, groups: ModuleGroups | None = None) -> None:
+                 no_grad: bool = False, leaves: int = 0, groups: ModuleGroups | None = None,
+                 left: Sequence[tuple[int, int]] = ()) -> None:
         super().__init__(slots, comms)
         self.no_grad = no_grad
         self.away = HostCopies(self, leaves) if leaves else None
@@ -147,6 +149,7 @@ class Tape(Recorder):
         self.frame: Frame | None = None
         self.half = ""  # part of a split backward pass that runs, "input" or "weight"
         self.grads: list[tuple[Param, Tensor]] = []
+        self.held = [self.external((size,), "int8", slot, 0) for slot, size in left]
         for name, category in (("hidden_states", "activation"), ("grad_hidden_states", "backward_temp")):
             slots.setdefault((name, category), len(slots))
 
@@ -168,6 +171,11 @@ class Tape(Recorder):
         tensor = Tensor(None, tuple(shape), dtype)
         tensor.storage = Storage(self, tensor.nbytes, slot, offset, born=False)
         return tensor
+
+    def rest(self) -> Section:
+        """Returns the allocations of what `held` keeps alive when all else is over, and drops it."""
+        self.held.clear()
+        return Section(tuple((Op.ALLOC, 0, row[2], -row[3], 0, 0) for row in self.cut().rows))
 
     # ---- the graph ----------------------------------------------------------------------------------------------
     def node(self, inputs: Sequence[Tensor | Param | None], save: Sequence[Tensor | Param | None],

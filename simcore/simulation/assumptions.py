@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from simcore.frameworks.idle_options import idle_options
 from simcore.memory.band import layout_class
 from simcore.memory.outside_allocator import OutsideMemory
 from simcore.memory.reserved import GATHERED, ORDINARY
@@ -27,7 +28,7 @@ def of_job(simulation: Simulation) -> tuple[Assumption, ...]:
     of_lengths = packing_assumptions(simulation.job.scenario.training)
     noted = [Assumption.model_validate({"what": w, "value": v, "kind": k, "source": s})
              for w, v, k, s in (*of_preset(simulation.job.scenario.model_name), *simulation.framework.assumptions,
-                                *of_lengths)]
+                                *idle_options(simulation.job, simulation.framework), *of_lengths)]
     return (*chosen, *noted, *_of_power(simulation))
 
 

@@ -34,6 +34,8 @@ between large arrays reach about 0.8 on two sockets; torch's operators process m
 DTYPES: Final = ("fp32", "tf32", "bf16", "fp16", "fp8", "fp4")
 _BITS: Final = np.array([{"fp32": 32, "tf32": 32, "fp8": 8, "fp4": 4}.get(name, 16) for name in DTYPES])
 _LAST_PRODUCT: Final = KERNELS.index("grouped_gemm")
+_POINTWISE: Final = np.array([name in ("norm", "elementwise", "elementwise_eager") for name in KERNELS])
+"""Kernels that read what one shortly before them has written, and write what the next one reads."""
 _IS_ATTENTION: Final = np.array([name.startswith("attention") for name in KERNELS])
 
 
@@ -94,7 +96,8 @@ def busy_ns(device: Device, efficiency: Efficiency, kernel_ids: ArrayLike, flops
             dtype_ids: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """(ns of each kernel's arithmetic, ns of its memory traffic), neither rounded nor with a minimum.
 
-    Arguments and errors as those of `compute_ns`, which adds them.
+    Arguments and errors as those of `compute_ns`, which adds them. Pointwise kernels whose tensors fill at most half of
+    the device's cache read and write there; what they do not share with their neighbours is not told apart.
     """
     table = _kernel_table(device, efficiency)
     kernels, dtypes = np.asarray(kernel_ids), np.asarray(dtype_ids)
@@ -102,7 +105,11 @@ def busy_ns(device: Device, efficiency: Efficiency, kernel_ids: ArrayLike, flops
     if np.isnan(ns_per_flop).any():
         missing = sorted({DTYPES[i] for i in np.broadcast_to(dtypes, ns_per_flop.shape)[np.isnan(ns_per_flop)]})
         raise InputError(Problem("training.precision", f"{device.name} does not compute in {', '.join(missing)}"))
-    return np.asarray(flops) * ns_per_flop, np.asarray(bytes_moved) * table.ns_per_byte[kernels]
+    moved, ns_per_byte = np.asarray(bytes_moved), table.ns_per_byte[kernels]
+    if device.cache is not None:
+        near = _POINTWISE[kernels] & (moved <= device.cache.size.si / 2)
+        ns_per_byte = np.where(near, 1e9 / device.cache.bandwidth.si, ns_per_byte)
+    return np.asarray(flops) * ns_per_flop, moved * ns_per_byte
 
 
 @lru_cache(maxsize=8)

@@ -39,6 +39,7 @@ CASES: dict[str, dict[str, Any]] = {
         "own keys": {"tokens": 192}, "short": {"tokens": 32}, "borrowed keys": {"tokens": 192, "borrows": True},
         "adapted": {"tokens": 192, "lora": 8}}.items() for way, more in {
         "": {}, ", checkpointed": {"checkpoint": True}}.items()}
+CASES["interleaved"] = {"tokens": 192, "interleaves": True}
 CASES |= {f"over ranks{name}": {"tokens": 96, "cp": 2} | case for name, case in {
     "": {}, ", checkpointed": {"checkpoint": True}, ", borrowed keys": {"borrows": True}}.items()}
 
@@ -130,6 +131,7 @@ def measured(case: dict[str, Any]) -> dict[str, Any]:
     fake, tr, made, seen = FakeTensorMode(), Tracker(), chosen.config("glm_moe_dsa"), list[int]()
     tokens = case["tokens"]
     TOKENS[0] = tokens * case.get("cp", 1)
+    made.indexer_rope_interleave = case.get("interleaves", False)
     made.indexer_types = ["shared" if case.get("borrows") else "full"] * 2
     given: dict[str, Any] = {}
     if "cp" in case:

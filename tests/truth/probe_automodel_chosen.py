@@ -44,6 +44,8 @@ for _name in ("", " short", " checkpointed"):  # a layer that takes the keys of 
     CASES[f"glm_moe_dsa{_name} borrows"] = {**CASES[f"glm_moe_dsa{_name}"], "borrows": True}
 for _name in ("deepseek_v32", "glm_moe_dsa", "glm_moe_dsa checkpointed"):  # all linear layers, the indexer's too
     CASES[f"{_name} adapted"] = {**CASES[_name], "lora": 8}
+for _name in ("", " checkpointed"):
+    CASES[f"glm_moe_dsa{_name} interleaved"] = {**CASES[f"glm_moe_dsa{_name}"], "interleaves": True}
 
 
 class LayerNorm(torch.autograd.Function):
@@ -144,6 +146,7 @@ def registered(family: str) -> dict[str, Any]:
 def events(case: dict[str, Any]) -> dict[str, Any]:
     fake = FakeTensorMode()
     made, given = config(case["family"]), {}
+    made.indexer_rope_interleave = case.get("interleaves", False)
     made.indexer_types = ["shared" if case.get("borrows") else "full"] * 2
     with fake:
         block = BLOCKS[case["family"]](0, made, None, mla.BACKEND).train()

@@ -70,7 +70,9 @@ def test_a_pass_takes_arithmetic_small_kernels_sampling_and_the_host() -> None:
     model = architecture_of(model_config("llama-3.1-8b", None, ""))
     made = Engine(model, Generation(version="0.25.1"), H100, 4096, RELEASES["0.25.1"], Limits(8192, 256))
     fixed, more = beside_seconds(made, 1), beside_seconds(made, 101) - beside_seconds(made, 1)
-    rate = H100.device.products.si * H100.efficiency.kernels.gemm.compute.si * H100.device.rate_share
+    share = H100.efficiency.kernels.gemm.compute
+    assert share is not None
+    rate = H100.device.products.si * share.si * H100.device.rate_share
     logits = 42 * 128256 / (H100.device.memory_bandwidth.si * H100.efficiency.kernels.elementwise_eager.memory.si)
     each = 2 * 7_504_924_672 / rate + logits + 12.7e-6
     assert more == pytest.approx(100 * each, rel=1e-6)

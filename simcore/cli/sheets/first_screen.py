@@ -20,6 +20,7 @@ from simcore.cli.sheets.columns import named
 from simcore.cli.sheets.grid import GAP, Grid
 from simcore.cli.sheets.summary import STYLE, Tally, columns_by_heading, evidence_line, unsure_line, verdict
 from simcore.cli.sheets.tables import fitted, plain, setting
+from simcore.frameworks.idle_options import IDLE
 from simcore.results.report import Report
 from simcore.results.settings import DISPATCHER, chosen_dispatcher
 from simcore.units import format_bytes, format_seconds
@@ -140,8 +141,9 @@ def _cost(report: Report) -> Iterator[str]:
 
 
 def _noted(report: Report) -> Iterator[str]:
-    """Lines about memory that surprises, and a version of torch in which the job stops (`_NOTED`)."""
-    yield from (plain(f"{one.what}: {one.value}") for one in report.assumptions if one.what in _NOTED)
+    """Lines about memory that surprises, a version of torch in which the job stops (`_NOTED`), and idle options."""
+    yield from (plain(f"{one.what}: {one.value}") for one in report.assumptions
+                if one.what in _NOTED or one.value == IDLE)
 
 
 def _usd(amount: float) -> str:

@@ -72,6 +72,7 @@ from simcore.frameworks.automodel.tensor_parallel import (
     split_of,
     turns_adapters_from,
 )
+from simcore.frameworks.automodel.token_exchange import dispatcher_of
 from simcore.frameworks.automodel.units import is_sharded, units
 from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.afterwards import AUTOMODEL_FILES, AUTOMODEL_LOOP, trainer_afterwards
@@ -156,7 +157,7 @@ def table(job: Draft) -> Framework:
         files=automodel_files(job), fullest_load=1.0 if is_forced(options) else fullest_load(job),
         afterwards=trainer_afterwards(job, "", whole=False, loop=AUTOMODEL_LOOP, writes=AUTOMODEL_FILES),
         padding=Padding(1, "0.7.0 components/datasets/utils.py default_collater: pad_seq_len_divisible None"),
-        libraries=KernelLibraries(dispatcher=_dispatcher(job, options).replace("torch", "nccl"),
+        libraries=KernelLibraries(dispatcher=dispatcher_of(job, options).replace("torch", "nccl"),
                             attention=attention_library(job, options), te_calls=te_calls(job, options),
                             beside_exchanges=("shared_experts",) * (version in _BESIDE),
                             beside_attention=rings_by_te(job, options), grad_passes=grad_passes(job, options)),
@@ -228,7 +229,7 @@ def _chosen(job: Draft, options: dict[str, object], version: AutomodelOptions) -
                    turns_adapters_from=turns_adapters_from(job), flex=runs_flex(job, options),
                    keeps_logits=version.keeps_logits or job.mesh.pp > 1, compiled=runs_compiled(job),
                    experts_unit=job.mesh.ep > 1 and job.mesh.expert_dp > 1,
-                   dispatcher=cast(Dispatcher, _dispatcher(job, options)),
+                   dispatcher=cast(Dispatcher, dispatcher_of(job, options)),
                    fake_balanced_gate=options.get("fake_balanced_gate") is True)
 
 
@@ -237,9 +238,10 @@ def _strategy(job: Draft, options: dict[str, object]) -> Fsdp2Strategy:
                      default=not trains_policies(job))
     if job.mesh.pp > 1:
         return deferred_reduction(_ahead(job, options), defer=defer)
-    kept = bool(options.get("enable_fsdp_optimizations", False))
-    return Fsdp2Strategy(*_ahead(job, options), "last" if defer else "every", reshard_after_backward=not kept,
-                         unshards_passes=is_older(job))
+    several = job.scenario.num_microbatches > 1
+    kept = several and bool(options.get("enable_fsdp_optimizations", False))
+    return Fsdp2Strategy(*_ahead(job, options), "last" if defer and several else "every",
+                         reshard_after_backward=not kept, unshards_passes=is_older(job))
 
 
 def _ahead(job: Draft, options: dict[str, object]) -> tuple[int, int]:
@@ -258,12 +260,6 @@ def _ahead(job: Draft, options: dict[str, object]) -> tuple[int, int]:
     depths = [options.get(f"fsdp2_{way}_prefetch_depth", depth) for way, depth in (("forward", 1), ("backward", 2))]
     forward, backward = (depth for depth in depths if isinstance(depth, int))
     return forward, backward
-
-
-def _dispatcher(job: Draft, options: dict[str, object]) -> str:
-    default = "deepep" if job.mesh.ep > 1 else "torch"
-    return job.auto("framework_options.dispatcher", str(options.get("dispatcher", "auto")), default,
-                    "0.7.0 models/common/utils.py: DeepEP where installed and ep > 1, else torch")
 
 
 # ---- rules ----------------------------------------------------------------------------------------------------------

@@ -71,6 +71,9 @@ def check(job: Job, options: dict[str, Any]) -> None:
         raise job.not_yet("training.lengths", "packed sequences with llm-foundry's layers")
     if training.method != "full":
         raise job.not_yet("training.method", f"{training.method} with llm-foundry's layers")
+    if training.offload.part("activations")[1]:
+        raise job.not_yet("training.offload.activations", "activations on the host with llm-foundry's layers "
+                          "(Composer's activation_cpu_offload)")
     if mesh.tp > 1:
         raise job.not_yet("mesh.tp", "tensor parallelism with llm-foundry's layers")
     if mesh.dp_replicate > 1:

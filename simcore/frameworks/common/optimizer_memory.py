@@ -116,7 +116,10 @@ def optimizer_sizes(plan: Plan) -> OptimizerSizes:
         held = _two_in_a_row([size for at in plan.layers for size in sizes[plan.graph.layers[at].kind]])
     matrices = [(p, count) for kind, count in plan.kind_counts for p in per_kind[kind] if _is_muons(plan, p)]
     held = max([held, *(newton_schulz_bytes(p) for p, _ in matrices)])
-    moved = sum(count * sum(_moved(p, implementation) for p in per_kind[kind]) for kind, count in plan.kind_counts)
+    one_by_one = implementation == "for_loop" or (
+        implementation == "foreach" and OPTIMIZERS[plan.framework.optimizer.name].is_adam)
+    moved = sum(count * sum(_moved(p, one_by_one=one_by_one) for p in per_kind[kind])
+                for kind, count in plan.kind_counts)
     flops = 12 * sum(count * sum(p.local for p in per_kind[kind]) for kind, count in plan.kind_counts)
     return OptimizerSizes(held, flops, moved, sum(count * _newton_schulz_flops(p) for p, count in matrices),
                           sum(count * sum(_clipped(p) for p in per_kind[kind]) for kind, count in plan.kind_counts)
@@ -147,15 +150,16 @@ def _largest_group(plan: Plan, per_kind: Mapping[int, Sequence[Placed]]) -> int:
     return max(sums.values())
 
 
-def _moved(placed: Placed, implementation: str) -> int:
-    """Bytes that the update of a tensor reads and writes: once each, or in the kernels of a loop one after the other.
+def _moved(placed: Placed, *, one_by_one: bool) -> int:
+    """Bytes that the update of a tensor reads and writes: once each, or in kernels that do one operation each.
 
-    torch 2.13 `optim/adam.py`, _single_tensor_adam: of both moments seven passes in lerp, mul, addcmul, sqrt, a
-    quotient, add and addcdiv, of the gradient two, of the parameter four. Composer 0.16.4's DecoupledAdamW has as many
-    (`optim/decoupled_weight_decay.py`): one more over a moment, and none for a weight decay of 0.
+    torch 2.13 `optim/adam.py`, _single_tensor_adam and _multi_tensor_adam, which does the same operations over lists:
+    of both moments seven passes in lerp, mul, addcmul, sqrt, a quotient, add and addcdiv, of the gradient two, of the
+    parameter four. Composer 0.16.4's DecoupledAdamW has as many (`optim/decoupled_weight_decay.py`): one more over a
+    moment, and none for a weight decay of 0.
     """
     states, grads = placed.state_bytes, placed.local * dtype_bytes(placed.policy.grad.dtype)
-    return 7 * states + 6 * grads if implementation == "for_loop" else 3 * states // 2 + 3 * grads
+    return 7 * states + 6 * grads if one_by_one else 3 * states // 2 + 3 * grads
 
 
 def step_temporaries(plan: Plan, tables: Tables, builder: Builder, sizes: tuple[int, int],

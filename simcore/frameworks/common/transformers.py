@@ -89,6 +89,8 @@ def check_layers(job: Job, options: dict[str, Any]) -> None:
     if options.get("use_kernels"):
         raise job.not_yet("framework_options.use_kernels", "layers that transformers 5.23 integrations/hub_kernels.py "
                           "replaces (MegaBlocks' experts, Liger's norms)")
+    if not job.has_experts:
+        job.refuse_idle(options, "experts_implementation", "in a model without experts")
     _check_activations(job)
     if job.graph.architecture.has_tower:
         _check_tower(job, options)

@@ -256,7 +256,8 @@ class Zero12Hooks(UnrepeatedHooks):
         begin, end, step_end = self.marks
         self.out.mark(begin)
         looked_at = LOOKED_AT * max(min(self._largest(group), group.part) for group in self.groups)
-        for group, kept in zip(self.groups, self.kept, strict=True):
+        for group in self.groups:
+            kept = sum(self.kept) * (group is self.groups[-1])  # one storage for all groups
             if self.strategy.states_on_host:
                 updated_on_host(self.plan, group.part, self.out)
                 self._copied("to_device", self.dtype, self.size * group.part)

@@ -164,7 +164,7 @@ def _check(job: Draft, options: dict[str, Any]) -> None:
 
 
 def _check_transformers(job: Job, options: dict[str, Any]) -> None:
-    _transformers.check_layers(job, {})
+    _transformers.check_layers(job, {"experts_implementation": options.get("experts_implementation")})
     job.refuse_capacity(_transformers.NO_CAPACITY)
     job.one_of("training.loss", job.scenario.training.loss, LOSSES)
 
@@ -195,7 +195,8 @@ def _strategy(job: Draft, options: dict[str, Any], reduce: str) -> Fsdp1Strategy
     return Fsdp1Strategy(strategy, shard_axis(job), "dp_replicate" if mesh.dp_replicate > 1 else "", reduce,
                          PREFETCH[prefetch],
                    job.flag(options, "forward_prefetch", f"{RULE}: forward_prefetch=False", default=False), aligned,
-                   sync, job.scenario.training.offload.part("params")[1] > 0)
+                   sync if job.scenario.num_microbatches > 1 else "every",
+                   job.scenario.training.offload.part("params")[1] > 0)
 
 
 def _sharding_strategy(job: Draft, options: dict[str, Any]) -> ShardingStrategy:

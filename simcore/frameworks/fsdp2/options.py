@@ -44,8 +44,10 @@ def strategy(job: Draft, options: dict[str, Any], given: Defaults) -> Fsdp2Strat
     if job.mesh.pp > 1:
         job.refuse_idle(options, "set_is_last_backward", "beside pipeline stages, which call it themselves")
         return replace(made, sync="end", reshard_after_backward=False)
+    if job.scenario.num_microbatches == 1:  # the last one, which any setting reduces and waits for
+        return replace(made, sync="every")
     sync = options.get("sync_gradients", given.sync)
-    if "sync_gradients" not in options and job.scenario.num_microbatches > 1:
+    if "sync_gradients" not in options:
         job.note("framework_options.sync_gradients", sync, _SYNC[sync])
     return replace(made, sync=sync, finish=options.get("set_is_last_backward", "every"))
 

@@ -85,7 +85,7 @@ def libraries_of(job: Draft, options: dict[str, object], fp8: Fp8 | None) -> Ker
     flex = options.get("moe_token_dispatcher_type") == "flex"
     return KernelLibraries(
         date="2026-08" if version_of(job).startswith("main") else "2026-01", te_linears=job.has_experts or not local,
-        te_grouped=not local and options.get("moe_grouped_gemm") is not False,
+        te_grouped=not local and (not job.has_experts or options.get("moe_grouped_gemm") is not False),
         te_overlap=options.get("tp_comm_overlap") is True, core_buffers=True,
         core_attention=local,
         user_buffer_bytes=user_buffer_bytes(fp8) if options.get("tp_comm_overlap") else 0,

@@ -13,7 +13,7 @@ from simcore.frameworks.megatron.fp8 import OPTIONS as FP8_OPTIONS
 from simcore.frameworks.megatron.pipeline_layout import OPTION as LAYOUT
 from simcore.frameworks.megatron.rules import rank_numel
 from simcore.frameworks.megatron.stages import KEEPS_OUTPUT, OVERLAP, overlaps
-from simcore.models.blocks import Attention, LatentAttention, Mlp
+from simcore.models.blocks import Attention, LatentAttention, Mlp, Moe
 from simcore.operators.megatron.ops.options import (
     AttentionBackend,
     ContextParallelComm,
@@ -181,7 +181,7 @@ def _core_options(job: Draft, options: dict[str, object], made: dict[str, Any]) 
                           "UnfusedDotProductAttention does not support context parallelism")
     if backend == "unfused" and job.scenario.training.lengths == "packed":
         _refuse_packed(job, options)
-    exchange = str(options.get("cp_comm_type", "p2p"))
+    exchange = str(options.get("cp_comm_type", "p2p")) if job.mesh.cp > 1 else "p2p"
     if exchange == "all_gather" and job.mesh.cp > 1:
         raise job.not_yet("framework_options.cp_comm_type", "keys and values that are gathered over cp (all_gather)")
     if options.get("delay_wgrad_compute") and not overlaps(job, options):
@@ -192,8 +192,9 @@ def _core_options(job: Draft, options: dict[str, object], made: dict[str, Any]) 
         hierarchical_context_parallel_sizes=_exchange_sizes(job, options, exchange),
         sends_output_again=not version_of(job).startswith("main"),  # TE 2.8 context_parallel.py:2020, 2.18: 2407
         gradient_accumulation_fusion=options.get("gradient_accumulation_fusion") is not False,
-        moe_permute_fusion=options.get("moe_permute_fusion") is not False,
-        use_fused_weighted_squared_relu=options.get("use_fused_weighted_squared_relu") is not False,
+        moe_permute_fusion=not job.has_experts or options.get("moe_permute_fusion") is not False,
+        use_fused_weighted_squared_relu=(not _squares(job)
+                                         or options.get("use_fused_weighted_squared_relu") is not False),
         core_attention=options.get("transformer_impl") == "local",
         masked_softmax_fusion=backend != "unfused" or options.get("masked_softmax_fusion") is not False,
         create_attention_mask=bool(options.get("create_attention_mask")),
@@ -202,8 +203,15 @@ def _core_options(job: Draft, options: dict[str, object], made: dict[str, Any]) 
         compiles_delta_net=version_of(job).startswith("main"),  # ssm/gated_delta_net/common.py, jit_fuser
         shares_recomputed=version_of(job).startswith("main"),  # core 0.17 tensor_parallel/random.py, share_storage
         use_transformer_engine_op_fuser=fuses_experts(job, options),
-        fuses_dense_mlp=not job.has_experts and options.get("use_transformer_engine_op_fuser") is True,
+        fuses_dense_mlp=bool(job.narrow) and not job.has_experts and options.get(
+            "use_transformer_engine_op_fuser") is True,
         overlap_moe_expert_parallel_comm=overlaps(job, options))
+
+
+def _squares(job: Job) -> bool:
+    """True if routed experts have a squared ReLU between their products."""
+    return any(isinstance(branch.block, Moe) and not branch.block.gated and not branch.block.gelu
+               for kind in job.graph.kinds for branch in kind.branches)
 
 
 def _exchange_sizes(job: Draft, options: dict[str, object], exchange: str) -> tuple[int, ...]:

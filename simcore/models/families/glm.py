@@ -68,7 +68,8 @@ def _choosing(config: Config, mixer: Attention | LatentAttention) -> list[Latent
     kinds = _indexers(config)
     if kinds[0] == "shared":
         raise config.fail("indexer_types", "the first layer takes keys of an earlier one, and there is none")
-    own = replace(indexer(config, heads=32), shared="shared" in kinds)
+    own = replace(indexer(config, heads=32), shared="shared" in kinds,
+                  interleaves=config.boolean("indexer_rope_interleave", default=False))
     return [replace(mixer, indexer=replace(own, borrows=kind == "shared")) for kind in kinds]
 
 
@@ -105,5 +106,5 @@ def _kinds(config: Config, family: str) -> tuple[str, ...]:
 
 FAMILY = ModelFamily(architecture, further_fields=(
     "use_qk_norm", "partial_rotary_factor", "mlp_layer_types", "indexer_types", "index_topk_freq",
-    "index_skip_topk_offset", "index_topk_pattern"), untied={
+    "index_skip_topk_offset", "index_topk_pattern", "indexer_rope_interleave"), untied={
     "megatron": "Bridge main 2026-08-22 models/glm/glm45_bridge.py:68: share_embeddings_and_output_weights = False"})

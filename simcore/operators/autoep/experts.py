@@ -6,7 +6,9 @@ expert, those of other ranks' experts go there and come back by all-to-all, each
 to the results in fp32, which keeps the results in fp32 (combine_from_routed).
 
 [Note: logits that are not read] For Mixtral and Qwen a hook calls the router's linear once more in each forward
-(_register_logit_hook): its logits live until the block returns, and nothing of them stays. DeepSeek's has no hook.
+(_register_logit_hook): the block refers to its logits until it returns, and nothing of them stays. The replay of a
+checkpoint stops inside the block (at the weights of its sum), before that: so the logits stay until the layer's next
+forward, and with them their graph, which has saved all that the replay made up to the router. DeepSeek's has no hook.
 
 Kernels: on Hopper and later torch's grouped products, else DeepSpeed's own in Triton, which keep the same tensors;
 SwiGLU is one kernel that keeps both of its inputs (`ops/triton_ops/swiglu_triton.py`).
@@ -37,7 +39,7 @@ def moe(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor, mlp: SharedEx
     rows, hidden = run.tokens * block.top_k, (run.tokens, block.hidden)
     flat = _rows(tape, x, hidden)
     weights, indices = _route(tape, run, name, block, flat)
-    _logits = _gate(tape, run, name, flat)
+    tape.held[:] = [_gate(tape, run, name, flat)]
     order = aten.sort(tape, Tensor(indices.storage, (rows,), "int64"))
     _sorted_weights = aten.index(tape, weights.view(rows), order, "sorted_weights")
     _sorted_experts = aten.select(tape, order, (rows,), "int64", "sorted_experts")
@@ -54,10 +56,12 @@ def moe(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor, mlp: SharedEx
         made = _experts(tape, run, name, block, given)
         made = _exchanged(tape, run, made, rows)
     out = _combined(tape, run, block, weights, order, made)
-    if not block.shared_ffn:
-        return out.view(*shape)
-    seen = flat if block.shared_gate else x
-    return aten.add(tape, out.view(*shape), _shared(tape, run, name, block, seen, mlp).view(*shape), "output")
+    out = out.view(*shape)
+    if block.shared_ffn:
+        seen = flat if block.shared_gate else x
+        out = aten.add(tape, out, _shared(tape, run, name, block, seen, mlp).view(*shape), "output")
+    tape.held.clear()
+    return out
 
 
 def _rows(tape: Tape, x: Tensor, shape: tuple[int, int]) -> Tensor:

@@ -66,8 +66,12 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
 
     `slots`, `comms`: shared tables of storages and communications, see `recording.rows.Recorder`; entries are added.
     """
-    options = replace(HfOptions.of(run.options), experts=deepspeed_experts)
-    return hf.record(kind, replace(run, options=options), slots, comms)
+    run = replace(run, options=replace(HfOptions.of(run.options), experts=deepspeed_experts))
+    layer = hf.record(kind, run, slots, comms)
+    if not layer.rest.rows:
+        return layer
+    left = tuple((slot, size) for _, _, slot, size, _, _ in layer.rest.rows)  # [Note: logits that are not read]
+    return hf.record(kind, replace(run, left=left), slots, comms)
 
 
 IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors)

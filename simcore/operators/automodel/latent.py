@@ -10,8 +10,9 @@ In GLM-5.2 some layers have no indexer, and take the indices of the last layer b
 `topk_indices` holds them until another layer with an indexer has returned, or the model (`models/glm_moe_dsa/model.py`,
 GlmMoeDsaModel.forward): the lowest layer here keeps its own until then, which are as large. All blocks are given them,
 so that checkpoints keep the indices of the layer below until their backward is over, which is before that layer's own
-begins. With pp a stage sends them on in fp32 beside the hidden state, keeps what it sends and receives as PyTorch's
-stages do, and casts them back (GlmMoeDsaForCausalLM.forward, get_pipeline_stage_metas).
+begins; here those of a stage's last layer too, which Automodel lets go when it has sent them. With pp a stage sends
+them on in fp32 beside the hidden state, keeps what it sends and receives as PyTorch's stages do, and casts them back
+(GlmMoeDsaForCausalLM.forward, get_pipeline_stage_metas). Tensors of these casts' moments are not counted.
 
 [Note: attention over chosen keys alone]
 With `attn: tilelang` (`models/glm_moe_dsa/layers.py`) sequences are packed in a row of tokens. All heads share one key

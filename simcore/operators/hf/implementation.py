@@ -78,7 +78,7 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     refuse(kind, SERVED, "hf")
     _refuse_others(kind, run)
     assert run.etp == 1
-    tape = Tape(slots, comms, no_grad=run.no_grad)
+    tape = Tape(slots, comms, no_grad=run.no_grad, left=run.left)
     if isinstance(kind.block, Embedding):
         return embedding(tape, kind, kind.block, run)
     if isinstance(kind.block, VisionPart):
@@ -186,7 +186,7 @@ def _layer(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
                                  ahead=run_layer is _between_casts and not is_whole)
     tape.graph.clear()
     return RecordedLayer(forward, back, after, late, seed, grads=tape.release_grads(), casts=casts, release=tape.cut(),
-                         behind=beside.behind(tape))
+                         behind=beside.behind(tape), rest=tape.rest())
 
 
 def _keeps_mask(run: LayerWorkload, out: Tensor) -> bool:

@@ -150,9 +150,10 @@ def _attention(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
         return
     if b.sinks:
         yield TensorSpec(f"{name}.sinks", (b.num_heads,), ("heads",), "attention")
-    asked = (b.q_size * (1 + b.gated), "heads")
-    for part, out, into in (("q_proj", asked, hidden), ("k_proj", kv, hidden), ("v_proj", kv, hidden),
-                            ("dense" if family == "phi" else "o_proj", hidden, q)):
+    asked, value = (b.q_size * (1 + b.gated), "heads"), b.value or b.head_dim
+    for part, out, into in (("q_proj", asked, hidden), ("k_proj", kv, hidden),
+                            ("v_proj", (b.num_kv_heads * value, "kv_heads"), hidden),
+                            ("dense" if family == "phi" else "o_proj", hidden, (b.num_heads * value, "heads"))):
         yield linear_weight(f"{name}.{part}", out, into, "attention")
         if b.bias == "all" or (b.bias == "qkv" and part != "o_proj"):
             yield _bias(f"{name}.{part}", out, "attention")

@@ -102,8 +102,7 @@ def _mixer(block: Mixer) -> Iterator[str]:
     elif isinstance(block, Attention):
         yield from _named(("norms of query and key", block.qk_norm),
                           ("norms over all heads of query and key", block.whole_norms),
-                          ("attention sinks", block.sinks),
-                          ("attention within a window", block.window > 0),
+                          ("attention sinks", block.sinks), ("attention within a window", block.window > 0),
                           ("biases of query, key and value", block.bias == "qkv"),
                           ("biases of attention", block.bias == "all"), ("ALiBi", block.alibi),
                           ("scores below a cap", block.capped),
@@ -112,6 +111,7 @@ def _mixer(block: Mixer) -> Iterator[str]:
                           ("attention both ways within an image", block.two_way),
                           ("keys and values of another layer", block.borrows or block.lent > 0),
                           (UNIT_NORMS, block.unit_norms), (TEMPERED, block.tempered), (CHUNKS, block.chunk > 0),
+                          ("heads of values of another size", block.value not in (0, block.head_dim)),
                           ("rotation of a part of each head", 0 < block.rotated < block.head_dim))
     elif isinstance(block, Mamba2):
         yield from _named(("biases of Mamba's projections", block.bias),

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from simcore.models.blocks import Indexer, LatentAttention
 from simcore.models.tensor import TensorSpec
@@ -67,19 +68,21 @@ def chosen_keys(tape: Tape, made: Projections, index: Indexer, rope: int) -> Ten
     batch, seq, _ = query.shape
     query = query.view(batch, seq, index.num_heads, index.head_dim)
     key = aten.layer_norm(tape, made.key(), *made.norm, "index_norm").view(batch, seq, 1, index.head_dim)
-    scores, *_named = (_deepseek_scores if index.hadamard else _glm_scores)(tape, query, key, made.weights, rope)
+    score = _deepseek_scores if index.hadamard else partial(_glm_scores, interleaves=index.interleaves)
+    scores, *_named = score(tape, query, key, made.weights, rope)
     _values, indices = aten.topk(tape, scores, min(index.top_k, seq))
     return Tensor(indices.storage, indices.shape, "int64", None)
 
 
 # ---- GLM-5 ------------------------------------------------------------------------------------------------------
-def _glm_scores(tape: Tape, q: Tensor, k: Tensor, weigh: Callable[[], Tensor], rope: int) -> list[Tensor]:
+def _glm_scores(tape: Tape, q: Tensor, k: Tensor, weigh: Callable[[], Tensor], rope: int, *,
+                interleaves: bool) -> list[Tensor]:
     """Scores [batch, sequence, sequence] without those of later keys, and what `forward` names beside them.
 
     `q` [batch, sequence, heads, d], `k` [batch, sequence, 1, d].
     """
     batch, seq, heads, size = q.shape
-    query, key, *_parts = turned_heads(tape, q, k, rope)
+    query, key, *_parts = turned_heads(tape, q, k, rope, interleaves=interleaves)
     weights = aten.mul_scalar(tape, aten.cast(tape, weigh(), "fp32"))
     scores = aten.product(tape, aten.cast(tape, query, "fp32"), aten.cast(tape, key, "fp32"),
                           (batch, seq, heads, seq), size, "index_scores")
@@ -92,15 +95,25 @@ def _glm_scores(tape: Tape, q: Tensor, k: Tensor, weigh: Callable[[], Tensor], r
     return [total, later, weights, query, key, *_parts]
 
 
-def turned_heads(tape: Tape, q: Tensor, k: Tensor, rope: int) -> list[Tensor]:
-    """Query [b, s, heads, d] and key [b, s, 1, d] with their first `rope` dimensions rotated, and what they join."""
+def turned_heads(tape: Tape, q: Tensor, k: Tensor, rope: int, *, interleaves: bool) -> list[Tensor]:
+    """Query [b, s, heads, d] and key [b, s, 1, d] with their first `rope` dimensions rotated, and what they join.
+
+    `interleaves`: by the kernel that rotates attention's heads (`rope_utils.py`, apply_rotary_emb), else by halves.
+    """
+    turned = _turned_at_once if interleaves else _turned
     rest = q.shape[3] - rope
     turned_query, plain_query = aten.split(tape, q, (rope, rest))
     turned_key, plain_key = aten.split(tape, k, (rope, rest))
-    turned_query = _turned(tape, turned_query)
-    turned_key = _turned(tape, turned_key)
+    turned_query = turned(tape, turned_query)
+    turned_key = turned(tape, turned_key)
     joined = [aten.cat(tape, turned_query, plain_query), aten.cat(tape, turned_key, plain_key)]
     return [*joined, turned_query, turned_key, plain_query, plain_key]
+
+
+def _turned_at_once(tape: Tape, x: Tensor) -> Tensor:
+    out = new(tape, x.shape, x.dtype, "index_rotary", x.nbytes)
+    out.node = tape.node((x,), (), _nothing)
+    return out
 
 
 def _turned(tape: Tape, x: Tensor) -> Tensor:

@@ -35,6 +35,7 @@ def peak(report: Report) -> int:
     ({"dp_shard": 2, "dp_replicate": 2}, {}, "not yet: replicas of llm-foundry's shards"),
     ({"dp_shard": 2}, {"seq_len": 128}, "this model only supports seq_len<=64"),
     ({"dp_shard": 2}, {"loss": "hf"}, "not yet: hf under fsdp1"),
+    ({"dp_shard": 2}, {"offload": {"activations": "host"}, "recompute": "full"}, "activation_cpu_offload"),
     ({"dp_shard": 2}, {"lengths": "packed"}, "not yet: packed sequences with llm-foundry's layers"),
     ({"dp_shard": 2}, {"recompute": ["mlp"]}, "not yet: selective checkpointing"),
     ({"dp_shard": 2}, {"model": {"tie_word_embeddings": False}}, "MPTForCausalLM only supports tied word embeddings"),

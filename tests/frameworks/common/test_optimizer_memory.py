@@ -75,15 +75,16 @@ def test_a_loop_takes_the_largest_root_and_quotients() -> None:
     assert temporaries(implementation="for_loop") == max(3 * largest, 2 * embedding + 256 // 2 * 4)
 
 
-def test_a_loop_reads_and_writes_everything_several_times() -> None:
+def test_a_loop_and_lists_read_and_write_everything_several_times() -> None:
     """80 bytes an element in fp32; fused kernels 24 as they are counted; norm and product of gradients 12 before."""
     moved = []
-    for implementation in ("for_loop", "fused"):
+    for name, implementation in (("adamw", "for_loop"), ("adamw", "foreach"), ("adamw", "fused"), ("sgd", "foreach")):
         program = small.program_of("fsdp2", {"dp_shard": 2}, model="llama-tiny",
-                                   optimizer={"implementation": implementation})
+                                   optimizer={"name": name, "implementation": implementation})
         updates = (program.columns[:, OP] == Op.COMPUTE) & (program.phase == Phase.OPTIMIZER)
         moved.append(program.columns[updates, AUX].tolist())
-    assert moved == [[12 * WHOLE // 2, 80 * WHOLE // 2], [12 * WHOLE // 2, 24 * WHOLE // 2]]
+    several, once, alone = ([12 * WHOLE // 2, each * WHOLE // 2] for each in (80, 24, 12))
+    assert moved == [several, several, once, alone]
 
 
 def test_gradients_are_clipped_where_a_trainer_does_so_and_in_one_pass_of_all() -> None:

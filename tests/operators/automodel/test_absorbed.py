@@ -33,7 +33,7 @@ def test_a_dense_layer_allocates_what_automodel_s_does(name: str) -> None:
     row = STORED["layers"][name]
     case = row["case"]
     shape = STORED["shape"] | {"indexer_types": ["full", "shared"] if case.get("borrows") else None,
-                               "first_k_dense_replace": 2}
+                               "indexer_rope_interleave": case.get("interleaves", False), "first_k_dense_replace": 2}
     made = build(model_config("glm-5", shape, "test"), "automodel")
     kind = made.kinds[made.layers[1 + case.get("borrows", False)].kind]
     specs = tensors(kind)

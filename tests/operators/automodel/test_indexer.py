@@ -51,7 +51,8 @@ def test_a_dense_layer_allocates_what_automodel_s_does(name: str) -> None:
     case = row["case"]
     borrows = case.get("borrows", False)
     shared = {"indexer_types": ["full", "shared"], "first_k_dense_replace": 2} if borrows else {}
-    made = graph(case["family"], **shared)
+    interleaves = {"indexer_rope_interleave": case.get("interleaves", False)} if case["family"] == "glm_moe_dsa" else {}
+    made = graph(case["family"], **shared, **interleaves)
     kind = made.kinds[made.layers[1 + borrows].kind]
     specs = tensors(kind)
     if "lora" in case:

@@ -83,7 +83,7 @@ def scored_keys(tape: Tape, made: Projections, index: Indexer, rope: int, cp: in
     batch, seq, _ = query.shape
     query = query.view(batch, seq, index.num_heads, index.head_dim)
     key = aten.layer_norm(tape, made.key(), *made.norm, "index_norm").view(batch, seq, 1, index.head_dim)
-    query, key, *_parts = turned_heads(tape, query, key, rope)
+    query, key, *_parts = turned_heads(tape, query, key, rope, interleaves=index.interleaves)
     key = of_all_ranks(tape, cp, key)
     weights = aten.cast(tape, made.weights(), "fp32")
     weights = aten.mul_scalar(tape, weights)
