@@ -73,12 +73,12 @@ class LayerWorkload:
     no_grad: bool = False
     leaves: int = 0
     groups: ModuleGroups | None = None
-    left: tuple[tuple[int, int], ...] = ()
     images: int = 0
     embedding_trains: bool = True
     features_train: bool = True
     embedding_stays: bool = False
     inputs_train: bool = False
+    left: tuple[tuple[int, int], ...] = ()
 
     @property
     def tokens(self) -> int:

@@ -156,7 +156,10 @@ def assumptions(job: Job) -> tuple[tuple[str, str, str, str], ...]:
     made = ("optimizer of DeepSpeed's experts", "made by DeepSpeed, from its configuration", "derived",
             "deepspeed 0.19.6 runtime/engine.py _configure_optimizer: transformers' Trainer hands over parameters that "
             "AutoEP has replaced, at which stages 1 and 2 stop (stage_1_and_2.py:779)")
-    return (made, *hot_ranks_assumption(job))
+    replaced = ("blocks of experts that AutoEP replaces", "on the CPU, where the script has loaded the model",
+                "assumed", "deepspeed 0.19.6 utils/debug.py debug_extract_module_and_param_names refers to them: those "
+                "that are loaded on a GPU stay there")
+    return (made, replaced, *hot_ranks_assumption(job))
 
 
 def with_experts(job: Job, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
