@@ -177,7 +177,7 @@ def run_of(plan: Plan, key: Key, workload: Workload, *, later: bool = False) -> 
     return LayerWorkload(workload.batch, workload.seq, framework.compute_dtype, params, framework.loss,
                "none" if leaves else key[3], mesh.tp,
                framework.sequence_parallel, mesh.cp, mesh.ep, mesh.etp, "ep", workload.rows_per_token, key[1],
-               key[2] and not workload.no_grad, framework.options, workload.sent_per_token, *workload.packed, left=(),
+               key[2] and not workload.no_grad, framework.options, workload.sent_per_token, *workload.packed,
                split=key[4], stem=key[5], no_grad=workload.no_grad, leaves=0 if workload.no_grad else leaves,
                groups=None if workload.no_grad else groups_of(plan, kind, key[6]), images=workload.images, left=(),
                **_trained_of_images(plan, no_grad=workload.no_grad))
