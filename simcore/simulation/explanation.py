@@ -127,7 +127,7 @@ def _tensor_of(detail: ClassDetail, one: Holder) -> TensorRow | None:
     for row in detail.tensors:
         named = row.layers == one.layers and (one.owner == row.name or one.owner.startswith(f"{row.name}."))
         count = row.num_elements * row.num_layers
-        if named and count and one.bytes % count == 0:
+        if named and count and row.num_layers == max(1, one.num_layers) and one.bytes % count == 0:
             return row
     return None
 

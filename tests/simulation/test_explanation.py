@@ -12,6 +12,8 @@ import small
 from rl.test_workload import DPO, GRPO
 from rl.test_workload import report as phased
 from simcore.errors import InputError
+from simcore.inputs.document import parse_document
+from simcore.inputs.scenario import parse_scenario
 from simcore.results.phases import PHASE_PARTS
 from simcore.results.report import Report
 from simcore.simulate import simulate
@@ -59,6 +61,21 @@ def test_formulas_come_to_their_number() -> None:
             assert size(step.amount) == pytest.approx(int(layers or 1) * value * int(width), rel=0.01)
             checked += 1
     assert checked > 5
+
+
+def test_kinds_of_one_name_are_not_counted_by_the_elements_of_one() -> None:
+    """Gemma 3's layers with and without a window: two kinds, both called decoder."""
+    made = simulate(parse_scenario(parse_document("""
+name: gemma
+model: gemma-3-1b
+framework: fsdp2
+topology: dgx-h100
+mesh: {dp_shard: 8}
+training: {seq_len: 256}
+""", "gemma.yaml")), detail=True)
+    found = [step for step in every(explain_peak(made, *class_of(made, None))) if "26 layers of kind" in step.words]
+    assert len(found) > 5
+    assert all(step.how.startswith("26 \u00d7 ") for step in found)
 
 
 def eval_product(formula: str) -> int:

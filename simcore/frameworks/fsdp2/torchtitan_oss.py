@@ -39,5 +39,7 @@ def note_oss(job: Draft, options: Mapping[str, Any]) -> None:
              "_inductor/kernel/flex/flex_attention.py was read, not run on a GPU")
     job.note("rows of experts", "as many for each, filled up to a multiple of 8", "an assumption: torchtitan 0.2.2 "
              "models/gpt_oss/model/moe.py repeats a bias for each row of its expert")
+    job.note("parameters of layers", "bf16, whatever training.precision.params says", "torchtitan 0.2.2 "
+             "models/gpt_oss/model/model.py: each TransformerBlock is made in torch.bfloat16")
     if options.get("compile") in (True, "model"):
         job.note("compiled blocks", "none in GPT-OSS", f"{_PLAN} parallelize_gptoss never compiles the model")

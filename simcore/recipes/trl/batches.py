@@ -12,6 +12,7 @@ from typing import Final
 from simcore.recipes.data_sets import ask_for_longest
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
+from simcore.recipes.trl.releases import NEWEST, Release
 
 __all__ = ["read_lengths"]
 
@@ -27,7 +28,7 @@ _UNCUT: Final = ("tokens of a sequence: dataset_kwargs.skip_prepare_dataset leav
 _TRAINER: Final = "transformers 5.23.0"
 
 
-def read_lengths(reader: Reader, draft: Draft) -> None:
+def read_lengths(reader: Reader, draft: Draft, release: Release) -> None:
     """Writes the length of sequences and the microbatch."""
     limit = reader.integer("max_length")
     packing, strategy = reader.flag("packing"), reader.text("packing_strategy")
@@ -40,7 +41,7 @@ def read_lengths(reader: Reader, draft: Draft) -> None:
     if packing is None or not packing.value:
         draft.idle(packing, "the default")
         draft.idle(strategy, "no packing")
-        _unpacked(reader, draft, limit, multiple)
+        _unpacked(reader, draft, limit, multiple, release)
         _write_micro(draft, micro)
         return
     free, skips = reader.flag("padding_free"), reader.flag(_SKIPS)
@@ -63,10 +64,13 @@ def read_lengths(reader: Reader, draft: Draft) -> None:
     draft.infer("training.micro_batch_size", 1, "one row a microbatch", micro, source=_ROW)
 
 
-def _unpacked(reader: Reader, draft: Draft, limit: Taken[int] | None, multiple: Taken[int] | None) -> None:
+def _unpacked(reader: Reader, draft: Draft, limit: Taken[int] | None, multiple: Taken[int] | None,
+              release: Release) -> None:
     """Writes the length of batches without packs, or asks for it where nothing cuts samples."""
     free, skips = reader.flag("padding_free"), reader.flag(_SKIPS)
-    if free is not None and free.value and not _is_unlimited(reader):
+    if free is not None and free.value and release is not NEWEST:
+        draft.refuse(free, f"batches without padding of {release.name}")
+    elif free is not None and free.value and not _is_unlimited(reader):
         draft.use(free)
         draft.fail(free.where, "When `padding_free=True` without packing, max_length is not enforced: set packing, or "
                                "max_length to null (TRL 1.16.0 trainer/sft_trainer.py __init__)")

@@ -77,7 +77,7 @@ def _of_document(files: Sequence[RecipeFile], script: Script, *, loose: bool) ->
     read_tf32(reader, draft, casts=bool(formats.mixed))
     read_loss(reader, draft, launch, release)
     read_checkpointing(reader, draft, launch, release)
-    read_lengths(reader, draft)
+    read_lengths(reader, draft, release)
     read_batches(reader, draft, launch)
     read_optimizer(reader, draft, launch, release.optimizer, release.trainer)
     read_rows(reader, draft, WITHOUT_EFFECT)

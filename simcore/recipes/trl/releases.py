@@ -1,7 +1,8 @@
-"""Releases of TRL by which a recipe is read: the newest, or the last one that had the names of an older recipe.
+"""Releases of TRL by which a recipe is read: the newest, or an older one that had the names of the recipe.
 
-An older recipe is read with the defaults of TRL 0.19.1 and transformers 4.53: those of 1.16.0 would recompute layers
-and make no whole logits where the older ones do neither. Its layers are those of transformers 5.23 all the same.
+A recipe with names that ended with TRL 0.19 has the defaults of 0.19.1, which recompute no layer; one with other names
+of transformers 4 those of 0.24.0. Neither makes the newest's loss without whole logits. Layers are those of
+transformers 5.23 all the same.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from simcore.inputs.block import shorten
 from simcore.recipes.draft import Draft
 from simcore.recipes.imported import Left
 from simcore.recipes.reader import Reader
-from simcore.recipes.rows import Idle, Off, Row, read_rows
+from simcore.recipes.rows import Idle, Off, Row, Says, read_rows
 
 __all__ = ["NEWEST", "OLDER", "Release", "note_norms", "older_names", "read_older", "release_of"]
 
@@ -40,6 +41,9 @@ NEWEST: Final = Release("TRL 1.16.0", "transformers 5.23.0", recomputes=True, cu
 OLDER: Final = Release("TRL 0.19.1", "transformers 4.53.0", recomputes=False, cuts_logits=False,
                        optimizer="adamw_torch", narrow_adapters=False)
 """The last release with `max_seq_length` (v0.19.1 `trainer/sft_config.py`), and transformers of the same month."""
+MIDDLE: Final = Release("TRL 0.24.0", "transformers 4.56.1 with torch 2.8", recomputes=True, cuts_logits=False,
+                        optimizer="adamw_torch_fused", narrow_adapters=False)
+"""A release after those names, with transformers 4's (v0.24.0 `trainer/sft_config.py`, `models/utils.py`)."""
 
 _RENAMED: Final[Mapping[str, str]] = {
     "dtype": "torch_dtype", "max_length": "max_seq_length", "use_liger_kernel": "use_liger",
@@ -50,6 +54,11 @@ _GONE: Final = ("evaluation_strategy", "warmup_ratio", "overwrite_output_dir", "
                 "include_tokens_per_second", "group_by_length", "no_cuda", "torchdynamo", "fp16_opt_level", "adafactor")
 """Arguments that no name of the newer releases takes the place of in the same words."""
 _OLD: Final = frozenset((*_RENAMED.values(), *_GONE))
+_OLDEST: Final = ("max_seq_length", "use_liger", "dataset_batch_size", "num_of_sequences", "chars_per_token")
+"""Arguments of TRL's that ended with 0.19 or before; others are transformers 4's, or ended later."""
+_FIRST: Final = ("max_seq_length", "per_gpu_train_batch_size", "use_liger")
+"""Older names that go before the newer one where both stand (TRL v0.19.1 `trainer/sft_config.py:261`, v0.12.0
+`sft_trainer.py`; transformers 4 `training_args.py` train_batch_size)."""
 _ROWS: Final[tuple[Row, ...]] = (
     Idle(("evaluation_strategy", "overwrite_output_dir", "logging_dir", "push_to_hub_model_id", "save_safetensors"),
          "when it evaluates, and what it writes"),
@@ -57,36 +66,40 @@ _ROWS: Final[tuple[Row, ...]] = (
     Idle(("dataset_batch_size", "num_of_sequences", "chars_per_token"), "how samples are read"),
     Idle(("include_tokens_per_second", "fp16_opt_level"), "what is logged, and Apex, which is not used"),
     Off("no_cuda", "training on the CPU"),
-    Off("torchdynamo", "layers by torch.compile"),
+    Says("torchdynamo", "", "text", {None: None}, what="layers by torch.compile, backend"),
     Off("adafactor", "the optimizer adafactor"),
 )
-_READ_AS: Final = ("of an older release: read by the defaults of TRL 0.19.1 with transformers 4.53.0 (no layer is "
-                   "recomputed unless it is asked for, whole logits), on the layers of transformers 5.23.0; TRL 1.16.0 "
-                   "has no such argument, at which `trl sft` stops")
-_NORMS: Final = ("norms beside a packed base, which TRL 0.19.1 keeps in fp32 (PEFT prepare_model_for_kbit_training, "
-                 "trainer/utils.py peft_module_casting_to_bf16)")
+_READ_AS: Final = ("of an older release: read by the defaults of {} with {} ({}whole logits), on the layers of "
+                   "transformers 5.23.0; TRL 1.16.0 has no such argument, at which `trl sft` stops")
+_NORMS: Final = ("norms beside a packed base, which TRL 0.19 to 0.24 keep in fp32 (PEFT "
+                 "prepare_model_for_kbit_training, peft_module_casting_to_bf16)")
 
 
 def older_names(names: frozenset[str]) -> dict[str, str]:
-    """Older names among the top-level `names` of a recipe, by the newer one that the recipe does not have."""
-    return {new: old for new, old in _RENAMED.items() if old in names and new not in names}
+    """Older names among the top-level `names` of a recipe, by the newer one, where the older one is read."""
+    return {new: old for new, old in _RENAMED.items() if old in names and (new not in names or old in _FIRST)}
 
 
 def release_of(names: frozenset[str]) -> Release:
     """The release by which a recipe with these names is read."""
-    return NEWEST if names.isdisjoint(_OLD) else OLDER
+    return NEWEST if names.isdisjoint(_OLD) else MIDDLE if names.isdisjoint(_OLDEST) else OLDER
 
 
 def read_older(reader: Reader, draft: Draft, release: Release) -> None:
     """Lists the arguments that only older releases have, and says by which release the recipe is read."""
     if release is NEWEST:
         return
-    first = next(one for one in reader.all() if one.key in _OLD)
-    draft.left.append(Left("not modelled", first.where, first.key, shorten(first.value), _READ_AS))
+    known = _OLDEST if release is OLDER else _OLD
+    first = next(one for one in reader.all() if one.key in known)
+    default = "layers are recomputed, " if release.recomputes else "no layer is recomputed unless it is asked for, "
+    draft.left.append(Left("not modelled", first.where, first.key, shorten(first.value),
+                           _READ_AS.format(release.name, release.trainer, default)))
     read_rows(reader, draft, _ROWS)
     for new, old in _RENAMED.items():
-        if reader.has(old) and old not in reader.older.values():
-            draft.idle(reader.take(old), f"{new} goes before it")
+        if old in reader.older.values():
+            draft.idle(reader.matching(new), f"{old} goes before it")
+        else:
+            draft.idle(reader.matching(old), f"{new} goes before it")
 
 
 def note_norms(draft: Draft) -> None:

@@ -296,12 +296,25 @@ def test_an_older_recipe_has_the_defaults_of_its_release() -> None:
     assert [one.values["training"]["loss"] for one in (first, second)] == ["cut", "hf"]
     assert [one.values["training"]["optimizer"]["implementation"] for one in (first, second)] == ["fused", "foreach"]
     assert first.values["training"]["seq_len"] == second.values["training"]["seq_len"] == 512
-    assert {one.key for one in second.left if "TRL 0.19.1" in one.why and one.kind == "not modelled"} == {"torch_dtype"}
+    assert {one.key for one in second.left if "TRL 0.19.1" in one.why and one.kind == "not modelled"} >= {
+        "max_seq_length"}
     assert not [one for one in first.left if "0.19.1" in one.why]
     both = imported({**older, "max_length": 256})
     both.expect_complete()
-    assert both.values["training"]["seq_len"] == 256
-    assert any(one.key == "max_seq_length" and "goes before it" in one.why for one in both.left)
+    assert both.values["training"]["seq_len"] == 512
+    assert any(one.key == "max_length" and "max_seq_length goes before it" in one.why for one in both.left)
+
+
+def test_names_of_transformers_4_alone_are_of_a_release_that_recomputes() -> None:
+    """TRL v0.24.0 trainer/sft_config.py:116; a learning rate's key does not change what fits."""
+    newer = imported({**RECIPE, "max_length": 512})
+    middle = imported({**RECIPE, "max_length": 512, "warmup_ratio": 0.03})
+    middle.expect_complete()
+    assert [one.values["training"]["recompute"] for one in (newer, middle)] == ["full", "full"]
+    assert [one.values["training"]["loss"] for one in (newer, middle)] == ["cut", "hf"]
+    assert "warmup_ratio" in {one.key for one in middle.left if "TRL 0.24.0" in one.why}
+    assert "torchdynamo: layers by torch.compile, backend inductor" in refusal({**RECIPE, "torchdynamo": "inductor"})
+    assert "batches without padding of TRL 0.24.0" in refusal({**RECIPE, "warmup_ratio": 0.1, "padding_free": True})
 
 
 def test_adapters_beside_a_packed_base_are_wider_in_an_older_recipe() -> None:
