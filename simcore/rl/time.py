@@ -25,12 +25,13 @@ __all__ = ["Batch", "whole_step"]
 class Batch:
     """Amounts of one step with phases: `steps` of the optimizer, `sequences` trained on, `samples` of the data set.
 
-    A sample is a prompt of GRPO, or a pair of DPO.
+    A sample is a prompt of GRPO, or a pair of DPO. `length`: tokens of a sequence in the mean.
     """
 
     steps: int
     sequences: int
     samples: int
+    length: int
 
 
 def whole_step(time: StepTime, phases: Sequence[Moment], batch: Batch, training: Training, topology: Topology,
@@ -47,7 +48,7 @@ def whole_step(time: StepTime, phases: Sequence[Moment], batch: Batch, training:
         if phase.phase != "training":
             parts[phase.phase] = (phase.ns - phase.copied_ns) / 1e9
     parts[COPIES] = sum(phase.copied_ns for phase in phases) / 1e9
-    tokens = batch.sequences * training.seq_len
+    tokens = batch.sequences * batch.length
     share = steps * time.step_s / total_s * training_gpus / all_gpus
     return time.model_copy(update={
         "step_s": total_s, "parts": parts, "tokens_per_s_per_gpu": tokens / total_s / all_gpus,

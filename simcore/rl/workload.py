@@ -165,11 +165,14 @@ def _passed(forward: Passes, simulation: Simulation) -> list[tuple[TrafficRow, .
     return [(*found, *spread) for found in forward.traffic(simulation, simulation.job.scenario.num_microbatches)]
 
 
-def _batch(passing: Scenario, per_sample: int, steps: int = 1) -> Batch:
-    """Amounts of a step of which `passing` are the forward passes; `per_sample`: sequences of a prompt or pair."""
+def _batch(passing: Scenario, per_sample: int, steps: int = 1, mean: int | None = None) -> Batch:
+    """Amounts of a step of which `passing` are the forward passes; `per_sample`: sequences of a prompt or pair.
+
+    `mean`: tokens of a sequence, None if all have as many as the training's.
+    """
     mesh = passing.mesh
     sequences = passing.num_microbatches * passing.training.micro_batch_size * mesh.dp_replicate * mesh.dp_shard
-    return Batch(steps, sequences, sequences // per_sample)
+    return Batch(steps, sequences, sequences // per_sample, mean or passing.training.seq_len)
 
 
 # ---- DPO -------------------------------------------------------------------------------------------------------------
@@ -235,8 +238,9 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     passed = _passed(forward, simulation)
     sent = [(*of_steps(rank.traffic, steps), *own, *_scored(passed[i], step), *(teachers[i].sent if teachers else ()),
              *critics.sent[i], *of_copies(journals[i], simulation.topology)) for i, rank in enumerate(trained.ranks)]
-    laid = Laid(scenario, trained, tuple(journals), tuple(sent), simulation, _batch(passing, rl.generations, steps),
-                beside, engines * engine.tp if beside else 0, engine_rows)
+    batch = _batch(passing, rl.generations, steps, rl.mean_tokens)
+    laid = Laid(scenario, trained, tuple(journals), tuple(sent), simulation, batch, beside,
+                engines * engine.tp if beside else 0, engine_rows)
     further = [*ENGINES[engine.generation.engine].told(engine), *_told(rl, engine), *trainer.told(rl, engine, step),
                *told_of_scorer(step.scorer), *(told_of_teacher(scenario, teachers) if teachers else
                                                () if trainer.in_place else _loss(simulation))]

@@ -366,6 +366,10 @@ def test_answers_of_several_lengths_take_as_long_as_the_longest_and_no_more_memo
     host = 256 * 1.4e-3
     assert host < seconds(short)["generation"] < seconds(whole)["generation"], "as many passes, of fewer sequences"
     assert [phase.device_bytes for phase in short.phases] == [phase.device_bytes for phase in whole.phases]
+    assert short.time is not None
+    assert whole.time is not None
+    assert short.time.tokens_per_s_per_gpu * short.time.step_s == pytest.approx(
+        whole.time.tokens_per_s_per_gpu * whole.time.step_s * 64 / 256), "tokens are those of the answers"
     assert [row.value for row in short.assumptions if row.what == "generation"] == [
         "sequences have 64 tokens in the mean, their density is exponential, and the longest has 256"]
     for wrong in ({"mean_tokens": 257}, {"mean_tokens": 32, "prompt_tokens": 32}):
