@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simcore.models.blocks import Attention, GatedDeltaNet, Head, LatentAttention, LayerKind, Mamba2, Mixer, Mlp, Moe
+from simcore.models.blocks import (
+    Attention,
+    CompressedAttention,
+    GatedDeltaNet,
+    Head,
+    LatentAttention,
+    LayerKind,
+    Mamba2,
+    Mixer,
+    Mlp,
+    Moe,
+)
 from simcore.models.graph import layer_kinds, model_config
 
 __all__ = ["Core", "Product", "Sizes", "sizes_of"]
@@ -62,7 +73,8 @@ def sizes_of(model: str, where: str = "model") -> Sizes:
     moe = next((block for block in blocks if isinstance(block, Moe)), None)
     return Sizes(
         head.hidden, head.vocab, tuple(dict.fromkeys(product for kind in kinds for product in _products(kind))),
-        next((_core(block) for block in blocks if isinstance(block, Attention | LatentAttention)), None),
+        next((_core(block) for block in blocks if isinstance(
+            block, Attention | CompressedAttention | LatentAttention)), None),
         next((block for block in blocks if isinstance(block, Mamba2)), None),
         moe, _two("expert", moe.expert_ffn, moe.expert_hidden, gated=moe.gated) if moe else ())
 
@@ -81,6 +93,10 @@ def _of_block(block: Mixer) -> tuple[Product, ...]:
                     Product("attention_out", block.hidden, block.q_size))
         case LatentAttention():
             return _latent(block)
+        case CompressedAttention():
+            return (Product("q_down", block.q_rank, block.hidden), Product("q_up", block.q_size, block.q_rank),
+                    Product("key", block.head_dim, block.hidden),
+                    Product("attention_out", block.hidden, block.groups * block.group_rank))
         case GatedDeltaNet():
             return (Product("delta_in", block.conv_dim + block.values, block.hidden),
                     Product("delta_out", block.hidden, block.values))
@@ -104,7 +120,9 @@ def _two(name: str, ffn: int, hidden: int, *, gated: bool) -> tuple[Product, ...
     return Product(f"{name}_1", ffn * (2 if gated else 1), hidden), Product(f"{name}_2", hidden, ffn)
 
 
-def _core(block: Attention | LatentAttention) -> Core:
+def _core(block: Attention | CompressedAttention | LatentAttention) -> Core:
+    if isinstance(block, CompressedAttention):
+        return Core(block.num_heads, 1, block.head_dim, block.head_dim)
     if isinstance(block, Attention):
         return Core(block.num_heads, block.num_kv_heads, block.head_dim, block.head_dim)
     return Core(block.num_heads, block.num_heads, block.nope + block.rope, block.value)

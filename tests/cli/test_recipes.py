@@ -15,7 +15,7 @@ step_scheduler: {global_batch_size: 4, local_batch_size: 1}
 model:
   _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained
   pretrained_model_name_or_path: llama-3.2-1b
-  backend: {rms_norm: te}
+  backend: {gate_precision: float32}
 peft: {_target_: nemo_automodel.components._peft.lora.PeftConfig, dim: 4}
 distributed: {strategy: fsdp2, tp_size: 1}
 dataset: {_target_: nemo_automodel.components.datasets.llm.squad.make_squad_dataset}
@@ -65,7 +65,7 @@ def test_import_as_json_has_every_origin(ran: Run, recipe: str) -> None:
     assert shown["format"] == "automodel"
     assert shown["origins"]["training.lora.rank"]["where"] == "mine.yaml:7"
     assert {one["key"] for one in shown["left"]} == {
-        "model.backend.rms_norm", "optimizer.lr", "distributed.activation_checkpointing"}
+        "model.backend.gate_precision", "optimizer.lr", "distributed.activation_checkpointing"}
 
 
 def test_what_is_open_is_asked_once_with_the_options(ran: Run, recipe: str) -> None:
@@ -103,7 +103,7 @@ def test_commands_take_a_recipe_as_it_is(ran: Run, recipe: str, command: tuple[s
     printed = ran(*command, recipe, *ANSWERS, "--json")
     assert printed.code == 0
     assert json.loads(printed.out)[0]["scenario"]["training"]["lora"]["rank"] == 4
-    assert "mine.yaml:6: model.backend.rms_norm: 'te': not modelled" in printed.err
+    assert "mine.yaml:6: model.backend.gate_precision: 'float32': not modelled" in printed.err
 
 
 def test_explain_search_and_solve_take_it_too(ran: Run, recipe: str) -> None:

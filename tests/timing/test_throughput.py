@@ -68,7 +68,7 @@ def test_recomputation_is_executed_and_not_counted() -> None:
 
 
 def test_the_limit_is_the_longer_of_arithmetic_and_traffic() -> None:
-    time = time_of(small.scenario("fsdp2", {}, model="llama-3-8b", seq_len=8192))
+    time = time_of(small.scenario("fsdp2", {}, model="llama-3-8b", seq_len=32768))
     roofline = time.roofline
     assert roofline is not None
     flops = sum(kernel.flops for kernel in time.kernels if kernel.kernel in ("gemm", "attention"))
@@ -118,7 +118,7 @@ def test_waiting_is_told_by_the_link_that_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize(("given", "bound"), [
-    ({"model": "llama-3-8b", "seq_len": 8192}, "compute"), ({"model": "llama-tiny"}, "host"),
+    ({"model": "llama-3-8b", "seq_len": 32768}, "compute"), ({"model": "llama-tiny"}, "host"),
     ({"model": "llama-3-8b", "seq_len": 64}, "memory")])
 def test_what_bounds_a_step(given: dict[str, Any], bound: str) -> None:
     """Long rows are arithmetic; of few tokens the optimizer's traffic is left, of small matrices the host."""
