@@ -204,8 +204,9 @@ def test_forward_is_as_high_as_measured(name: str, config: Path) -> None:
     held = 2 * ("ep" in row["case"] and row["forward"]["where"] != "fwd:post_forward_end:root")
     held += _held(row["case"])
     found = row["forward"]["peak"] - peak.by_phase["forward"] - (apart + held - _statistics(name))
-    # The count of image tokens is gone in a12's last layer, and a63's peak is before its tower runs.
-    assert abs(found) <= {"a12": 8, "a63": 824}.get(name, 0)
+    # The count of image tokens is gone in a12's last layer, and a63's peak is before its tower runs. That of the large
+    # image is inside of a norm, a custom operator of which fake tensors show nothing.
+    assert abs(found) <= {"a12": 8, "a63": 824, "qwen3-vl-moe, a large image": 527360}.get(name, 0)
 
 
 @pytest.mark.parametrize("name", RUN)

@@ -162,6 +162,10 @@ def _fsdp2_options(spec: dict[str, Any]) -> dict[str, Any]:
                          ("experts_implementation",) * 2):
         if spec.get(theirs) is not None:
             options[ours] = spec[theirs]
+    sizes = spec["model"].get("overrides", {})
+    dense = max(len(sizes.get("mlp_only_layers", ())), sizes.get("first_k_dense_replace", 0))
+    if dense >= sizes.get("num_hidden_layers", dense + 1):
+        options.pop("experts_implementation", None)  # refused where all layers are dense; transformers takes it
     if spec.get("packed"):
         options["attn_implementation"] = "flash_attention_2"
     if spec.get("ac") == "hf":

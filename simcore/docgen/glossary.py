@@ -65,6 +65,7 @@ COMPONENTS: Final = {
     "shared_experts": "experts that every token visits",
     "latent_projections": "projections to the routed experts' width and back",
     "router": "the router's weight; its correction bias is a buffer, in no component",
+    "residual_streams": "what mixes the residual streams of DeepSeek-V4",
     "norms": "norms of layers, heads and latent vectors, and the final norm",
     "sound_tower": "convolutions and layers of a tower of sound",
     "vision_tower": "patches, layers and norm of a vision tower", "projector": "from the tower's width to the text's",

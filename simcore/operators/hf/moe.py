@@ -192,8 +192,8 @@ def _chosen(tape: Tape, block: Moe, scores: Tensor, *, corrects: bool) -> tuple[
     indices = aten.topk(tape, choice, block.top_k)[1]
     weights = aten.gather(tape, scores, indices)
     if block.normalised:
-        denominator = aten.add_scalar(tape, aten.sum_last(tape, weights, keepdim=True, dtype="fp32" if dtype == "fp32"
-                                                          else ""))
+        total = "fp32" if corrects or dtype == "fp32" else ""  # under autocast a sum is in fp32
+        denominator = aten.add_scalar(tape, aten.sum_last(tape, weights, keepdim=True, dtype=total))
         aten.div_(tape, weights, denominator)
     weights = aten.mul_scalar(tape, weights)
     del group_indices
