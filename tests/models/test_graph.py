@@ -110,3 +110,11 @@ def test_a_family_that_is_not_known_is_told_at_the_files_line(tmp_path: Path) ->
 def test_a_family_that_an_implementation_is_not_described_of_is_refused_by_name() -> None:
     with pytest.raises(NotYet, match=r"f\.yaml:3: not yet: Automodel's own layers of mixtral"):
         build(model_config("mixtral-8x7b", None, "model"), "automodel", "f.yaml:3")
+
+
+def test_layers_of_a_tower_that_feed_the_decoder_are_numbers() -> None:
+    """A mapping among them was no number, and ended with a traceback."""
+    fields = model_config("qwen3-vl-4b", None, "")
+    vision = {**fields["vision_config"], "deepstack_visual_indexes": [5, {"2": 17}]}
+    with pytest.raises(InputError, match="deepstack_visual_indexes: expected rising numbers of layers below depth"):
+        build(model_config("qwen3-vl-4b", {"vision_config": vision}, ""), "hf")

@@ -30,8 +30,8 @@ def architecture(config: Config) -> Architecture:
 def _fed(vision: Config) -> tuple[int, ...]:
     """Layers of the tower whose features enter the decoder, in rising order."""
     given, depth = vision.fields.get("deepstack_visual_indexes", [8, 16, 24]), vision.integer("depth", default=27)
-    if not isinstance(given, list) or given != sorted(set(given)) or any(
-            not isinstance(one, int) or not 0 <= one < depth for one in given):
+    if not isinstance(given, list) or any(type(one) is not int or not 0 <= one < depth for one in given) or (
+            given != sorted(set(given))):
         raise vision.fail("deepstack_visual_indexes", f"expected rising numbers of layers below depth {depth}, got "
                           f"{given!r}")
     return tuple(given)
