@@ -22,7 +22,7 @@ from simcore.models.network import with_copies
 from simcore.models.registry import code_type
 from simcore.models.saved import with_reference
 from simcore.models.value_head import with_value_head
-from simcore.operators.registry import IMPLEMENTATIONS
+from simcore.operators.registry import IMPLEMENTATIONS, implementation_of
 from simcore.pipeline.schedule import SCHEDULES
 from simcore.placement.framework import Framework
 from simcore.placement.job import Defaults, Job, topology_of
@@ -34,8 +34,6 @@ from simcore.units import format_bytes
 __all__ = ["configuration", "prepare"]
 
 SERVED_FORMATS = ("auto", "none", "fp32", "bf16", "fp16")
-_BY_EXPERT = ("kempnerforge",)
-"""Layers in which the blocks of all experts are as long as the fullest one's, on one rank too."""
 IN_BLOCKS = {("optimizer", "moments"): ("int8", "int4")}
 """Served with its scales, by the frameworks that say so."""
 
@@ -92,7 +90,7 @@ def _check_routing(job: Job) -> None:
     if routing.imbalance > most:
         raise InputError(Problem(where, f"imbalance: expected at most {most:g}, got {routing.imbalance:g}: a token "
                                  "goes to an expert once, so the fullest has no more than all tokens"))
-    if routing.imbalance > ep and job.graph.implementation not in _BY_EXPERT:
+    if routing.imbalance > ep and not implementation_of(job.graph.implementation).follows_fullest_expert:
         told = (f"expected at most {ep} (mesh.ep), got {routing.imbalance:g}: the fullest of {ep} ranks has no more "
                 "than all of them send" if ep > 1 else "changes nothing where each rank has all experts (mesh.ep: 1), "
                 "and so gets all of its own tokens")

@@ -54,7 +54,8 @@ class Implementation:
     `builds_towers`: it has vision towers too. `value_heads`: families that it has with a value head in the place of the
     output projection (`models/value_head.py`); `biased_values`: that head has a bias. `predicts_last`: multi-token
     prediction stands behind the head. `mixes_families`: it builds all families of the same layers, without the
-    configuration's names of modules.
+    configuration's names of modules. `follows_fullest_expert`: blocks of all experts are as long as the fullest one's,
+    on one rank too.
     """
 
     record: _Recorder
@@ -71,3 +72,4 @@ class Implementation:
     biased_values: bool = True
     predicts_last: bool = False
     mixes_families: bool = False
+    follows_fullest_expert: bool = False

@@ -323,4 +323,4 @@ def _divided(tape: Tape, loss: Tensor) -> Tensor:
     return aten.mul_scalar(tape, loss)
 
 
-IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors, standing=standing)
+IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors, standing=standing, follows_fullest_expert=True)

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 import small
+from automodel_experts import expect_gradients_alone
 from checkout import ROOT
 from eventlog import grouped
 from simcore.frameworks.setup import prepare
 from simcore.models.blocks import Mlp
 from simcore.models.graph import ModelGraph, build, model_config
 from simcore.operators.automodel.implementation import record
-from simcore.operators.automodel.options import RELEASE_0_7_0, AutomodelOptions
+from simcore.operators.automodel.options import AutomodelOptions
 from simcore.operators.automodel.sparse import SPARSE
 from simcore.operators.automodel.tensors import tensors
 from simcore.recording.layer import LayerWorkload, RecordedLayer
@@ -81,15 +82,7 @@ def test_a_dense_layer_allocates_what_automodel_s_does(name: str) -> None:
 @pytest.mark.parametrize("family", PRESETS)
 @pytest.mark.parametrize("checkpoint", ["none", "full"])
 def test_backward_of_experts_leaves_only_gradients(family: str, checkpoint: str) -> None:
-    made = graph(family)
-    kind = made.layers[2].kind
-    params = {t.name: Param(t.name, (t.shape[0] // 4, *t.shape[1:]) if t.dims[0] == "experts" else t.shape,
-                            t.stored or "bf16", trainable=True) for t in made.tensors[kind] if not t.is_buffer}
-    run = LayerWorkload(1, 512, "bf16", params, ep=4, rows_per_token=2 << 16, checkpoint=checkpoint,
-                        options=RELEASE_0_7_0)
-    layer = record(made.kinds[kind], run, {}, {})
-    live = sum(sum(changes(s)) for s in (layer.forward, layer.after, layer.late, layer.backward))
-    assert live == sum(num_bytes for _, _, num_bytes in layer.grads)
+    expect_gradients_alone(graph(family), 2, checkpoint)
 
 
 def test_a_gate_in_fp32_makes_its_block_a_unit_inside_the_layer() -> None:

@@ -8,18 +8,21 @@ import torch
 from transformers.integrations import flash_attention
 
 
+def kept_for_backward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Output like `q` [batch, heads, sequence, d] of flash-attn's forward, which saves it with its input and a sum."""
+    out = q.new_empty(q.shape)
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    ctx.save_for_backward(q, k, v, out, lse)
+    return out
+
+
 class Flash(torch.autograd.Function):
     """Allocations of flash-attn 2 for heads of one size (0251105a `csrc/flash_attn/flash_api.cpp`, mha_fwd, mha_bwd).
 
     Transcribed from its source, not measured: rows are rounded up to 128, dq is accumulated in fp32.
     """
 
-    @staticmethod
-    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        out = q.new_empty(q.shape)
-        lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-        ctx.save_for_backward(q, k, v, out, lse)
-        return out
+    forward = staticmethod(kept_for_backward)
 
     @staticmethod
     def backward(ctx: Any, _grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
