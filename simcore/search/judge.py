@@ -22,7 +22,7 @@ from simcore.simulate import answered, simulate
 from simcore.simulation.bounds import is_too_large_at_rest, least_step_ns
 from simcore.simulation.paging import paged_bytes
 from simcore.simulation.random_lengths import is_drawn
-from simcore.simulation.simulation import Simulation, legal_simulation, placed
+from simcore.simulation.simulation import Simulation, placed
 from simcore.simulation.step import Request, step_of, written_out
 from simcore.simulation.step_memory import is_plain, step_memory
 from simcore.timing.throughput import rates, usd_per_million_tokens
@@ -104,7 +104,7 @@ def _judged(base: Scenario, candidate: Candidate) -> Judged:
         scenario = changed(base, candidate)
         if scenario.workload != "train" or is_drawn(scenario):
             return _sized(scenario, answered(scenario, timed=False), 0.0)
-        return _known_memory(legal_simulation(scenario))
+        return _known_memory(scenario)
     except RankscopeError as error:
         return _refused(error)
     except OverflowError:
@@ -161,7 +161,7 @@ def _timed(scenario: Scenario) -> Timed | None:
     if not is_plain(scenario):
         return _of_report(simulate(scenario))
     try:
-        return _known_time(legal_simulation(scenario))
+        return _known_time(scenario)
     except RankscopeError:
         return None
 

@@ -29,7 +29,7 @@ from simcore.timing.routes import Routes
 from simcore.timing.step import StepLength
 from simcore.units import parse_cublas, parse_quantity
 
-__all__ = ["Simulation", "legal_simulation", "placed", "placed_by_rank", "placed_simulation"]
+__all__ = ["Simulation", "legal_simulation", "machines_of", "placed", "placed_by_rank", "placed_simulation"]
 
 EXACT_RANKS: Final = 64
 """Up to this many ranks are looked at one by one where those of a class may differ."""
@@ -164,7 +164,7 @@ def legal_simulation(scenario: Scenario) -> Simulation:
 
     Raises IllegalLayout, InputError or NotYet if the job cannot run there.
     """
-    topology = _machines(scenario)
+    topology = machines_of(scenario)
     job, framework = prepare(scenario)
     return Simulation(job, framework, topology, Routes(job, framework, topology), (), ())
 
@@ -221,7 +221,8 @@ def _classes(job: Job, framework: Framework, *, folded: bool, rank: int | None) 
     return fold(job.graph, job.mesh, framework) if folded and not is_unfolded else unfolded(job.mesh)
 
 
-def _machines(scenario: Scenario) -> Topology:
+def machines_of(scenario: Scenario) -> Topology:
+    """Machines of a scenario; raises InputError if they are too few, too small or do not compute in its format."""
     topology = topology_of(scenario)
     topology.check_world_size(scenario.world_size, scenario.where("mesh"))
     _check_format(scenario, topology.device)
