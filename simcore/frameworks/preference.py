@@ -33,7 +33,7 @@ def check_preference(job: Draft, options: Mapping[str, Any], *, second: bool) ->
     beside = training.loss in REFERENCED
     for refused, key, what in (
             (beside and training.method == "full" and not second, "training.method", "a loss of preferences in full, "
-             f"beside a second model, under {job.scenario.framework} (served: ddp)"),
+             f"beside a second model, under {job.scenario.framework} (served: ddp, zero0, zero1, zero2)"),
             (training.loss == REWARDS and training.method != "full", "training.method", "a loss of rewards with "
              "adapters, beside which the head trains or not"),
             (job.graph.implementation != "hf", _AT, f"a loss of preferences of {job.graph.implementation} layers"),
