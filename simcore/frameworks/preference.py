@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from simcore.errors import InputError, Problem
+from simcore.models.blocks import Head
 from simcore.models.saved import ORIGINAL
 from simcore.operators.shared.features import features
 from simcore.placement.job import Draft
-from simcore.recording.layer import PREFERENCE, REFERENCED, REWARDS
+from simcore.recording.layer import FUSED_PAIRS, PREFERENCE, REFERENCED, REWARDS
 
 __all__ = ["check_preference"]
 
 _AT = "training.loss"
 _PAIR = 2
-_RULE = "TRL 1.8.0 trainer/dpo_trainer.py"
+_RULE = "TRL 1.8.0 and 1.16.0 trainer/dpo_trainer.py"
 
 
 def check_preference(job: Draft, options: Mapping[str, Any], *, second: bool) -> None:
@@ -28,10 +29,11 @@ def check_preference(job: Draft, options: Mapping[str, Any], *, second: bool) ->
     if training.loss not in PREFERENCE:
         return
     _check_pairs(job)
+    _check_fused(job)
     beside = training.loss in REFERENCED
     for refused, key, what in (
             (beside and training.method == "full" and not second, "training.method", "a loss of preferences in full, "
-             f"beside a second model, under {job.scenario.framework} (served: ddp)"),
+             f"beside a second model, under {job.scenario.framework} (served: ddp, zero0, zero1, zero2)"),
             (training.loss == REWARDS and training.method != "full", "training.method", "a loss of rewards with "
              "adapters, beside which the head trains or not"),
             (job.graph.implementation != "hf", _AT, f"a loss of preferences of {job.graph.implementation} layers"),
@@ -64,6 +66,20 @@ def _check_pairs(job: Draft) -> None:
         if size is not None and size % _PAIR:
             raise InputError(Problem(job.scenario.where("training", name), f"{name}: expected an even number of "
                                      f"sequences, chosen and rejected, got {size:,}"))
+
+
+def _check_fused(job: Draft) -> None:
+    """Refuses a head that the trainer refuses, and one that ranks share, where it scores tokens itself."""
+    training, mesh = job.scenario.training, job.mesh
+    if training.loss not in FUSED_PAIRS:
+        return
+    heads = (number for number, kind in enumerate(job.graph.kinds) if isinstance(kind.block, Head))
+    if any(spec.module == "adapter" for number in heads for spec in job.graph.tensors[number]):
+        raise job.illegal("training.lora.target_modules", "Applying a PEFT adapter to `lm_head` is not supported: the "
+                          "log-probabilities are computed from `lm_head.weight` directly, so the adapter would never "
+                          "be trained", "TRL 1.16.0 trainer/dpo_trainer.py __init__")
+    if max(mesh.tp, mesh.cp) > 1:
+        raise job.not_yet(_AT, f"{training.loss} over ranks that share sequences or matrices")
 
 
 def _originals(job: Draft) -> int:

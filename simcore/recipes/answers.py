@@ -25,7 +25,8 @@ class Answers:
 
     `gpus`: number of GPUs; `seq_len`: tokens of a sequence; `topology`: name or file of the machine. `settings`: keys
     of the scenario that `--set` gives: what they say is not asked. `launcher`: kind of the launch command that stands
-    beside the recipe, such as `torchrun`; "" without one. `variables`: of the environment of a script. `exported`:
+    beside the recipe, such as `torchrun`; "" without one. `program`: file or module that it starts, or the first word
+    of a trainer's command, such as `dpo`. `variables`: of the environment of a script. `exported`:
     value and place of variables of that script; `options`: of accelerate in it, as keys of its YAML.
     """
 
@@ -34,6 +35,7 @@ class Answers:
     topology: Answer | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     launcher: str = ""
+    program: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
     exported: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     options: tuple[Override, ...] = ()

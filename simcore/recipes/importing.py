@@ -95,8 +95,8 @@ def _read(format_: Format, first: RecipeFile, rest: Sequence[RecipeFile], answer
     told = Answer(launch.gpus.value, launch.gpus.where) if launch.gpus else None
     if told and answers.gpus and told.value != answers.gpus.value:
         raise InputError(Problem(told.where, f"starts {told.value} processes, which contradicts {answers.gpus.where}"))
-    answers = replace(answers, gpus=answers.gpus or told, launcher=launch.kind, exported=launch.variables,
-                      options=launch.options)
+    answers = replace(answers, gpus=answers.gpus or told, launcher=launch.kind, program=launch.program,
+                      exported=launch.variables, options=launch.options)
     told_by_launcher = _read_options(format_, launch)
     overrides = (*first.overrides, *launch.overrides)
     imported = read_known(lambda: format_.read([replace(first, overrides=overrides), *rest], answers, loose),

@@ -11,17 +11,21 @@ from simcore.recording.offload_groups import ModuleGroups
 from simcore.recording.options import NO_OPTIONS, ImplementationOptions
 from simcore.recording.tape import Param, Section
 
-__all__ = ["INPUT_STAYS", "PREFERENCE", "REFERENCED", "REWARDS", "SAVED_LEAVES", "LayerWorkload", "RecordedLayer"]
+__all__ = ["FUSED_PAIRS", "INPUT_STAYS", "PREFERENCE", "REFERENCED", "REWARDS", "SAVED_LEAVES", "LayerWorkload",
+           "RecordedLayer"]
 
 INPUT_STAYS: Final = "full, its input stays"
 """Name of the checkpointing of a layer whose input stays on the device where those of others wait on the host."""
 SAVED_LEAVES: Final = "none, saved tensors leave"
 """Name of the checkpointing of a layer whose saved tensors wait on the host until its backward."""
-REFERENCED: Final = frozenset({"preference_rows", "preference_softmax"})
+REFERENCED: Final = frozenset({"preference_rows", "preference_softmax", "preference_fused"})
 """Losses of preferences inside which a reference model passes (`REFERENCE_BORDER`)."""
 REWARDS: Final = "rewards"
 """Loss of a number for each sequence of a pair."""
-PREFERENCE: Final = REFERENCED | {"preference_softmax_alone", "preference_rows_alone", "preference_odds", REWARDS}
+FUSED_PAIRS: Final = ("preference_fused", "preference_fused_alone")
+"""Losses of preferences whose head scores tokens itself, without whole logits."""
+PREFERENCE: Final = REFERENCED | {"preference_softmax_alone", "preference_rows_alone", "preference_fused_alone",
+                                  "preference_odds", REWARDS}
 """Losses of preferences: of pairs of sequences."""
 _EMPTY = Section(())
 
@@ -46,7 +50,7 @@ class LayerWorkload:
     `input_requires_grad` counts alone. `features_train`: gradients reach features of the tower's layers.
     `embedding_stays`: the embedding's output requires a gradient by itself, so that the graph keeps it.
     `inputs_train`: gradients reach inputs of single layers. `left`: (slot, bytes) of tensors to which a module of the
-    layer still refers since its last pass.
+    layer still refers since its last pass. `scored`: last tokens of a sequence that the loss scores, 0 for all.
     """
 
     batch: int
@@ -79,6 +83,7 @@ class LayerWorkload:
     embedding_stays: bool = False
     inputs_train: bool = False
     left: tuple[tuple[int, int], ...] = ()
+    scored: int = 0
 
     @property
     def tokens(self) -> int:

@@ -95,8 +95,22 @@ def test_deepspeeds_engine_passes_its_model_twice_where_parameters_are_whole() -
         if (report.status == "ok") != serves or (report.status == "ok" and (
                 report.ranks[0].end_bytes != plain.ranks[0].end_bytes)):
             wrong.append((framework, report.status, report.problems))
-    full = simulate(small.scenario("zero2", model="llama-tiny", loss="preference_rows", micro_batch_size=2))
-    assert "under zero2 (served: ddp)" in full.problems[0].message
+    full = simulate(small.scenario("zero3", model="llama-tiny", loss="preference_rows", micro_batch_size=2))
+    assert full.status != "ok"
+    assert not wrong
+
+
+def test_a_second_model_is_whole_on_every_rank_beside_zero_1_and_2() -> None:
+    """TRL 1.16.0 `models/utils.py` prepare_deepspeed: an engine of stage 0, in the format of products."""
+    wrong = []
+    for framework in ("zero0", "zero1", "zero2"):
+        mesh = {"dp_replicate": 4} if framework == "zero0" else {"dp_shard": 4}
+        report, plain = (simulate(small.scenario(framework, mesh, model="llama-tiny", loss=loss, micro_batch_size=2))
+                         for loss in ("preference_fused", "preference_fused_alone"))
+        whole = report.ranks[0].at_rest["reference"].params_bytes
+        ends = [one.ranks[0].end_bytes or 0 for one in (report, plain)]
+        if ends[0] - ends[1] != whole or whole != 2 * 3_414_272:
+            wrong.append((framework, whole, ends))
     assert not wrong
 
 

@@ -169,7 +169,7 @@ def _check(job: Draft, options: dict[str, Any], stage: int) -> None:
             raise job.not_yet(TARGETS, "adapters of fused experts under zero3, which gathers a parameter when it "
                               "is read (served: zero1, zero2, ddp, fsdp2)")
     job.one_of("training.loss", job.scenario.training.loss, LOSSES if stage < 3 else _LOSSES_OF_3)
-    check_preference(job, options, second=False)
+    check_preference(job, options, second=stage < 3)
     if stage > 1:
         check_tower(job, stage, options)
 

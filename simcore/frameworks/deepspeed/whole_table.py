@@ -96,7 +96,7 @@ def _check(job: Draft, options: dict[str, Any]) -> None:
     if job.scenario.training.method != "full":
         check_named_adapters(job)
     job.one_of("training.loss", job.scenario.training.loss, LOSSES)
-    check_preference(job, options, second=False)
+    check_preference(job, options, second=True)
     check_shared(job, options)
     check_matrices(job)
 

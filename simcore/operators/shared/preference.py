@@ -22,6 +22,11 @@ LLaMA-Factory ff6d4d12 `train/dpo/trainer.py` concatenated_forward, `train/train
 fp32 live until the loss is returned, the log-softmax of all positions but the last reads a copy of them, and is kept.
 The reference's pass is through the same model with its checkpoints, which keep nothing without a graph. ORPO and SimPO
 have no reference. Measured: `tests/truth/probe_preference_llamafactory.py`.
+
+[Note: fused pairs]
+TRL 1.16.0 `trainer/dpo_trainer.py` _compute_loss: the head scores tokens itself (`hf/chunked.py` fused_lm_head), and so
+does the reference's, with its own outputs; behind them the loss is of a few numbers a token. Labels of all tokens live
+until it is there. Measured: `tests/truth/probe_trl_preference.py`.
 """
 
 from __future__ import annotations
@@ -30,9 +35,9 @@ from typing import Final
 
 from simcore.operators.shared import aten
 from simcore.operators.shared.layer_borders import BEFORE, hidden_state, run_backward_of_loss
-from simcore.recording.layer import REFERENCED, LayerWorkload, RecordedLayer
+from simcore.recording.layer import FUSED_PAIRS, REFERENCED, LayerWorkload, RecordedLayer
 from simcore.recording.rows import MODEL_END, REFERENCE_BORDER
-from simcore.recording.tape import HIDDEN, Kernel, Section, Tape, Tensor
+from simcore.recording.tape import HIDDEN, Kernel, Node, Section, Tape, Tensor
 
 __all__ = ["preference_loss", "rewards_loss"]
 
@@ -46,6 +51,8 @@ def preference_loss(tape: Tape, run: LayerWorkload, vocab: int, *, wide: bool) -
 
     `vocab`: entries of a token's logits; `wide`: logits are cast to fp32 behind the head.
     """
+    if run.loss in FUSED_PAIRS:
+        return _fused_loss(tape, run)
     wide = wide or run.loss not in _ROWS
     tape.mark(MODEL_END)
     logits: Tensor | None = hidden_state(tape, run, run.seq, vocab, run.compute)
@@ -65,6 +72,24 @@ def preference_loss(tape: Tape, run: LayerWorkload, vocab: int, *, wide: bool) -
     seed, backward, ones = run_backward_of_loss(tape, loss, leaf)
     del ones, loss
     return RecordedLayer(forward, backward, Section(()), tape.cut(), seed)
+
+
+def _fused_loss(tape: Tape, run: LayerWorkload) -> RecordedLayer:
+    """Recording of the loss of what the head has made of each token, see [Note: fused pairs]."""
+    scores = tape.external((), "fp32", HIDDEN, BEFORE)
+    scores.node = Node() if run.input_requires_grad else None
+    leaf = scores.node
+    tape.mark(MODEL_END)
+    given: Tensor | None = None
+    if run.loss in REFERENCED:
+        tape.mark(REFERENCE_BORDER)
+        given = tape.external((), "fp32", HIDDEN, BEFORE)
+    loss = _of_pairs(tape, scores)
+    del scores, given
+    forward = tape.cut()
+    seed, undone, ones = run_backward_of_loss(tape, loss, leaf)
+    del ones, loss
+    return RecordedLayer(forward, undone, Section(()), tape.cut(), seed)
 
 
 def rewards_loss(tape: Tape, run: LayerWorkload) -> RecordedLayer:

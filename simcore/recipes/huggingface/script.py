@@ -56,6 +56,6 @@ def _of_launch(file: RecipeFile, answers: Answers) -> Script:
     said = Answer(launch.gpus.value, launch.gpus.where) if launch.gpus else None
     if said and answers.gpus and said.value != answers.gpus.value:
         raise InputError(Problem(said.where, f"starts {said.value} processes, which contradicts {answers.gpus.where}"))
-    told = replace(answers, gpus=answers.gpus or said, launcher=launch.kind, exported=launch.variables,
-                   options=launch.options)
+    told = replace(answers, gpus=answers.gpus or said, launcher=launch.kind, program=launch.program,
+                   exported=launch.variables, options=launch.options)
     return Script(document, told, launch.environment, unknown_of(launch.overrides), launch.job)

@@ -39,16 +39,16 @@ _LAUNCHERS: Final = ("torchrun, srun, mpirun, accelerate launch, deepspeed, auto
 class Launch:
     """A launch command: processes (None if it does not say them), and keys of the recipe that it sets.
 
-    `kind`: the last launcher, such as `torchrun`. `further`: file of accelerate's settings that it names, "" for none,
-    and the place. `environment`: variables that the script sets and the simulation knows, with their places.
-    `variables`: value and place of every variable of the script, as far as it is known. `job`: options of `#SBATCH`
-    lines. `options`: of accelerate, as
-    keys of its YAML.
+    `kind`: the last launcher, such as `torchrun`. `program`: what it starts. `further`: file of accelerate's settings
+    that it names, "" for none, and the place. `environment`: variables that the script sets and the simulation knows,
+    with their places. `variables`: value and place of every variable of the script, as far as it is known. `job`:
+    options of `#SBATCH` lines. `options`: of accelerate, as keys of its YAML.
     """
 
     gpus: Number | None
     overrides: tuple[Override, ...]
     kind: str = ""
+    program: str = ""
     further: tuple[str, str] = ("", "")
     environment: tuple[tuple[str, str, str], ...] = ()
     variables: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -87,7 +87,7 @@ def launch_of(text: str, path: str, recipe: str, variables: Mapping[str, str] | 
                                  hydra=last.kind == NEMO_RL)
     _expect_recipe(arguments, text, path, recipe)
     return Launch(_processes(starters, script, path, headers), arguments.overrides,
-                  _kind(last, starters[-1], script, path), _further(starters[-1], path),
+                  _kind(last, starters[-1], script, path), _program(last), _further(starters[-1], path),
                   environment_of(script, text, path), _known(script, path),
                   options_of(starters[-1].options, path) if starters[-1].kind == "accelerate" else (),
                   (*job_of(script.sbatch, path), *options_of_launchers(starters, path)))
@@ -97,6 +97,14 @@ def _kind(outer: Starter, inner: Starter, script: Script, path: str) -> str:
     if outer.kind == "llamafactory":
         return kind_of(script.variables, path)
     return "axolotl" if is_command(outer) else inner.kind
+
+
+def _program(starter: Starter) -> str:
+    """File or module that a launcher starts, or the first word of a trainer's command; "" for neither."""
+    words = [word.text for word in starter.rest]
+    named = (word for number, word in enumerate(words) if word.endswith(".py") or (
+        number and words[number - 1] in ("-m", "--module")))
+    return words[0] if starter.kind in COMMANDS and words else next(named, "")
 
 
 def _known(script: Script, path: str) -> Mapping[str, tuple[str, str]]:

@@ -14,7 +14,7 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.trl.releases import NEWEST, Release
 
-__all__ = ["read_lengths"]
+__all__ = ["read_lengths", "read_lengths_of_pairs"]
 
 _RELEASE: Final = "TRL 1.16.0"
 _LENGTH: Final = "trainer/sft_config.py max_length"
@@ -62,6 +62,16 @@ def read_lengths(reader: Reader, draft: Draft, release: Release) -> None:
     _write_length(draft, limit, multiple, micro.value if micro else 8, (
         "max_length x per_device_train_batch_size", _ROW), unlimited=_is_unlimited(reader))
     draft.infer("training.micro_batch_size", 1, "one row a microbatch", micro, source=_ROW)
+
+
+def read_lengths_of_pairs(reader: Reader, draft: Draft) -> None:
+    """Writes the length of sequences, of a prompt and an answer, and the microbatch, in pairs."""
+    limit, multiple = reader.integer("max_length"), reader.integer("pad_to_multiple_of")
+    draft.idle(reader.take("truncation_mode"), "which end is cut")
+    draft.idle(reader.matching("max_prompt_length", "max_completion_length"), "parts of what max_length cuts")
+    _write_length(draft, limit, multiple, 1, ("the longest that max_length allows", _LONGEST),
+                  unlimited=_is_unlimited(reader))
+    _write_micro(draft, reader.integer("per_device_train_batch_size"))
 
 
 def _unpacked(reader: Reader, draft: Draft, limit: Taken[int] | None, multiple: Taken[int] | None,

@@ -15,7 +15,7 @@ from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, Off, Row, Says, read_rows
 from simcore.recipes.trl.releases import Release
 
-__all__ = ["read_loss", "read_model"]
+__all__ = ["read_kernels", "read_loss", "read_model"]
 
 _FILES: Final = ("revision", "code_revision", "cache_dir", "token", "local_files_only", "subfolder", "force_download",
                  "use_safetensors", "variant", "low_cpu_mem_usage", "weights_only")
@@ -55,7 +55,7 @@ def read_model(reader: Reader, draft: Draft) -> None:
 
 
 def read_loss(reader: Reader, draft: Draft, launch: Launch, release: Release) -> None:
-    """Writes the loss, and Liger's layers: under TRL they come without Liger's own loss."""
+    """Writes the loss of `trl sft`."""
     kind, smooth = reader.text("loss_type"), reader.look("label_smoothing_factor")
     if launch.attention is not None and ((kind is not None and kind.value == "dft") or smooth):
         draft.fail(draft.path, "`loss_type='dft'`, `compute_loss_func` and `label_smoothing_factor` are not supported "
@@ -71,6 +71,10 @@ def read_loss(reader: Reader, draft: Draft, launch: Launch, release: Release) ->
         draft.use(kind, why="the model's own loss")
         draft.default("training.loss", "hf", release.name, _WHOLE)
         draft.unmodelled_default("mean_token_accuracy", "on", _ACCURACY)
+
+
+def read_kernels(reader: Reader, draft: Draft) -> None:
+    """Writes Liger's layers, which under TRL come without its own loss, and lists the loss that balances experts."""
     _read_balancing(reader, draft)
     liger = reader.flag("use_liger_kernel")
     kernels = reader.matching("liger_kernel_config", "liger_kernel_config.*")

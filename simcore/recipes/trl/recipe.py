@@ -13,7 +13,6 @@ from simcore.recipes.environment import with_environment
 from simcore.recipes.format import Format
 from simcore.recipes.huggingface.accelerate import read_processes
 from simcore.recipes.huggingface.companions import companions_of
-from simcore.recipes.huggingface.fields import fields_of
 from simcore.recipes.huggingface.script import Script, names_model, read_started
 from simcore.recipes.huggingface.tf32 import read_tf32
 from simcore.recipes.huggingface.trainer import read_batches, read_optimizer, read_sharding
@@ -24,12 +23,13 @@ from simcore.recipes.recipe_file import RecipeFile
 from simcore.recipes.rows import read_rows
 from simcore.recipes.trl.adapters import read_method
 from simcore.recipes.trl.arguments import read_launcher
-from simcore.recipes.trl.batches import read_lengths
+from simcore.recipes.trl.batches import read_lengths, read_lengths_of_pairs
 from simcore.recipes.trl.checkpointing import read_checkpointing
 from simcore.recipes.trl.formats import read_formats, write_formats
-from simcore.recipes.trl.model import read_loss, read_model
+from simcore.recipes.trl.model import read_kernels, read_loss, read_model
+from simcore.recipes.trl.preference import GONE, fields_of_stage, read_pairs, write_pairs
 from simcore.recipes.trl.releases import older_names, read_older, release_of
-from simcore.recipes.trl.stages import refuse_stage
+from simcore.recipes.trl.stages import SFT, refuse_stage, stage_of
 from simcore.recipes.trl.without_effect import OF_SCRIPTS, WITHOUT_EFFECT
 from simcore.recipes.trl.written import WRITER
 
@@ -39,7 +39,7 @@ _OTHERS: Final = frozenset({"stage", "finetuning_type", "template", "cutoff_len"
 """Keys of recipes of other tools that also name their model by `model_name_or_path`."""
 
 
-_STARTS: Final = re.compile(r"\btrl\s+sft\b|\bsft\w*\.py\b")
+_STARTS: Final = re.compile(r"\btrl\s+(?:sft|dpo)\b|\b(?:sft|dpo)\w*\.py\b")
 _NAMES_FILE: Final = re.compile(r"--config[ =]")
 
 
@@ -57,13 +57,15 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
 def _of_document(files: Sequence[RecipeFile], script: Script, *, loose: bool) -> Imported:
     file = files[0]
     names = frozenset(map(str, script.document.data))
-    release = release_of(names)
-    reader = Reader(script.document, fields=fields_of("trl") | OF_SCRIPTS | {"env"}, older=older_names(names))
     draft = Draft("trl", file.path, script.answers)
+    stage = stage_of(names, draft)
+    gone = frozenset() if stage == SFT else GONE
+    release = release_of(names, gone)
+    reader = Reader(script.document, fields=fields_of_stage(stage) | OF_SCRIPTS | {"env"}, older=older_names(names))
     draft.infer("name", Path(file.path).stem, "the file's name")
-    if refuse_stage(reader, draft):
+    if refuse_stage(reader, draft, stage):
         return draft.imported([reader], loose=loose)
-    read_older(reader, draft, release)
+    read_older(reader, draft, release, gone)
     draft = read_launcher(reader, draft, [Path(one.path).name for one in files[1:]])
     beside = companions_of(files[1:], draft, takes=("accelerate", "deepspeed", "adapter"))
     if beside.accelerate is not None:
@@ -75,15 +77,18 @@ def _of_document(files: Sequence[RecipeFile], script: Script, *, loose: bool) ->
     read_method(reader, draft, beside.adapter, launch, formats)
     write_formats(draft, formats, launch, release)
     read_tf32(reader, draft, casts=bool(formats.mixed))
-    read_loss(reader, draft, launch, release)
+    (read_loss(reader, draft, launch, release) if stage == SFT else read_pairs(reader, draft, release))
+    read_kernels(reader, draft)
     read_checkpointing(reader, draft, launch, release)
-    read_lengths(reader, draft, release)
+    (read_lengths(reader, draft, release) if stage == SFT else read_lengths_of_pairs(reader, draft))
     read_batches(reader, draft, launch)
+    if stage != SFT:
+        write_pairs(reader, draft)
     read_optimizer(reader, draft, launch, release.optimizer, release.trainer)
     read_rows(reader, draft, WITHOUT_EFFECT)
     imported = draft.imported([reader, *beside.readers()], loose=loose)
     return with_job(with_environment(imported, script.environment), script.job)
 
 
-FORMAT: Final = Format("trl", "TRL YAML (trl sft)", _recognises, _read, WRITER, takes_launcher=True,
+FORMAT: Final = Format("trl", "TRL YAML (trl sft, dpo)", _recognises, _read, WRITER, takes_launcher=True,
                        repeats="f2cd5771 scripts/utils.py: yaml.safe_load")

@@ -80,16 +80,16 @@ def older_names(names: frozenset[str]) -> dict[str, str]:
     return {new: old for new, old in _RENAMED.items() if old in names and (new not in names or old in _FIRST)}
 
 
-def release_of(names: frozenset[str]) -> Release:
-    """The release by which a recipe with these names is read."""
-    return NEWEST if names.isdisjoint(_OLD) else MIDDLE if names.isdisjoint(_OLDEST) else OLDER
+def release_of(names: frozenset[str], gone: frozenset[str] = frozenset()) -> Release:
+    """The release by which a recipe with these names is read; `gone`: further arguments that the newest has not."""
+    return NEWEST if names.isdisjoint(_OLD | gone) else MIDDLE if names.isdisjoint(_OLDEST) else OLDER
 
 
-def read_older(reader: Reader, draft: Draft, release: Release) -> None:
+def read_older(reader: Reader, draft: Draft, release: Release, gone: frozenset[str] = frozenset()) -> None:
     """Lists the arguments that only older releases have, and says by which release the recipe is read."""
     if release is NEWEST:
         return
-    known = _OLDEST if release is OLDER else _OLD
+    known = frozenset(_OLDEST) if release is OLDER else _OLD | gone
     first = next(one for one in reader.all() if one.key in known)
     default = "layers are recomputed, " if release.recomputes else "no layer is recomputed unless it is asked for, "
     draft.left.append(Left("not modelled", first.where, first.key, shorten(first.value),

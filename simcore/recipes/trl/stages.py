@@ -1,37 +1,60 @@
-"""Trainings of TRL that are not of `trl sft`, by the arguments that only their recipes have.
+"""Trainings of TRL beside `trl sft`: by what a recipe of another is known, and which of them are read.
 
 No recipe says by which command it is run: `trl dpo --config FILE` and `trl sft --config FILE` read one kind of file.
-TRL 1.16.0 `trainer/grpo_config.py`, `dpo_config.py`, `kto_config.py`, `reward_config.py`; 0.19.1 `orpo_config.py`.
+What starts it does, else the arguments that one training alone has, else the recipe's file and folder.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Final
 
 from simcore.recipes.draft import Draft
+from simcore.recipes.launch.trl import COMMANDS
 from simcore.recipes.reader import Reader
 
-__all__ = ["refuse_stage"]
+__all__ = ["SFT", "refuse_stage", "stage_of"]
 
+SFT: Final = "sft"
+_READ: Final = (SFT, "dpo")
 _ARGUMENTS: Final[Mapping[str, tuple[str, ...]]] = {
-    "trl grpo": ("num_generations", "reward_funcs", "max_completion_length", "reward_weights", "scale_rewards"),
-    "trl kto": ("desirable_weight", "undesirable_weight"),
-    "trl dpo, or another method of preferences": ("beta", "max_prompt_length", "precompute_ref_log_probs", "rpo_alpha",
-                                                  "ref_model_name_or_path", "sync_ref_model", "reference_free"),
-    "trl reward": ("center_rewards_coefficient",),
+    "grpo": ("num_generations", "reward_funcs", "max_completion_length", "reward_weights", "scale_rewards"),
+    "kto": ("desirable_weight", "undesirable_weight"),
+    "dpo": ("beta", "max_prompt_length", "precompute_ref_log_probs", "rpo_alpha", "ref_model_name_or_path",
+            "sync_ref_model", "reference_free", "f_divergence_type", "ld_alpha", "use_weighting", "loss_weights",
+            "label_smoothing"),
+    "reward": ("center_rewards_coefficient",),
 }
-"""Arguments that no configuration of `trl sft` has, by the command that has them; the first that fits is named."""
+"""Arguments that no configuration of `trl sft` has, by the training that has them; the first that fits is named."""
+_OTHERS: Final = ("orpo", "cpo", "simpo", "online_dpo", "xpo", "nash_md", "ppo", "gkd", "bco", "prm")
+"""Trainings that no command starts any more."""
+_ALIKE: Final = ("dpo", "kto", "reward", *_OTHERS)
+"""Trainings whose arguments a recipe may not tell apart."""
+_WORDS: Final = re.compile(rf"(?<![a-z])({'|'.join((*_OTHERS, *COMMANDS))})(?![a-z])")
 
 
-def refuse_stage(reader: Reader, draft: Draft) -> bool:
-    """True if the recipe is of another training than `trl sft`, which is refused with its first such argument."""
-    names = reader.names()
-    command, found = next(((command, name) for command, known in _ARGUMENTS.items() for name in known
-                           if name in names), ("", ""))
-    if not found:
+def stage_of(names: frozenset[str], draft: Draft) -> str:
+    """Training that a recipe with these top-level `names` is of, such as `dpo`."""
+    started = _WORDS.search(draft.answers.program.rpartition("/")[2].lower())
+    if started is not None:
+        return started[1]
+    found = next((stage for stage, known in _ARGUMENTS.items() for name in known if name in names), SFT)
+    path = PurePath(draft.path)
+    named = _WORDS.search(path.stem.lower()) or _WORDS.search(path.parent.name.lower())
+    return named[1] if named is not None and named[1] in _ALIKE and found in _ALIKE else found
+
+
+def refuse_stage(reader: Reader, draft: Draft, stage: str) -> bool:
+    """True if the recipe is of a training that is not read, which is refused with its first argument."""
+    if stage in _READ:
         return False
+    names = reader.names()
+    known = _ARGUMENTS.get(stage, _ARGUMENTS["dpo"])
+    found = next((name for name in known if name in names), "model_name_or_path")
     (one,) = [each for each in reader.all() if each.path[0] == found][:1]
-    draft.refuse(one, f"an argument of {command} (read: `trl sft`)", always=True)
+    draft.refuse(one, f"{'an argument' if stage in _ARGUMENTS else 'a recipe'} of trl {stage} (read: "
+                      f"{', '.join(f'`trl {each}`' for each in _READ)})", always=True)
     draft.idle([each for each in reader.matching("*") if each.path != one.path], "of a recipe that is refused")
     return True

@@ -327,7 +327,7 @@ def test_adapters_beside_a_packed_base_are_wider_in_an_older_recipe() -> None:
 
 
 @pytest.mark.parametrize(("said", "command"), [
-    ({"num_generations": 8, "beta": 0.0, "max_prompt_length": 64}, "trl grpo"), ({"beta": 0.1}, "trl dpo"),
+    ({"num_generations": 8, "beta": 0.0, "max_prompt_length": 64}, "trl grpo"),
     ({"desirable_weight": 1.0, "beta": 0.1}, "trl kto"), ({"center_rewards_coefficient": 0.01}, "trl reward")])
 def test_other_trainings_than_sft_are_named(said: dict[str, Any], command: str) -> None:
     """Nothing else of such a recipe is complained about."""
@@ -430,7 +430,7 @@ def test_a_script_with_all_arguments_is_the_recipe() -> None:
 
 
 def test_another_training_of_trl_is_refused_by_its_name() -> None:
-    Path("run.sh").write_text("trl dpo --model_name_or_path llama-3.2-1b\n", encoding="utf-8")
+    Path("run.sh").write_text("trl rloo --model_name_or_path llama-3.2-1b\n", encoding="utf-8")
     with pytest.raises(RankscopeError, match=r"no format"):
         import_recipe(["run.sh"], Answers.of_options(8, None, "dgx-h100")).expect_complete()
 

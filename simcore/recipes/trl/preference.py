@@ -1,0 +1,88 @@
+"""Training by preferences (`trl dpo`): DPOTrainer of TRL 1.16.0, whose heads score tokens without whole logits.
+
+`trainer/dpo_trainer.py`: chosen and rejected sequences of a microbatch pass together; dropout is off; with adapters the
+reference is the model without them, in full a second model, which passes inside each loss unless its log-probabilities
+are there from before the first step.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.fields import fields_of
+from simcore.recipes.reader import Reader
+from simcore.recipes.rows import Idle, Off, On, Row, read_rows
+from simcore.recipes.trl.releases import NEWEST, Release
+from simcore.recipes.trl.stages import SFT
+
+__all__ = ["GONE", "fields_of_stage", "read_pairs", "write_pairs"]
+
+_TRAINER: Final = "TRL 1.16.0 trainer/dpo_trainer.py"
+_BEFORE: Final = "precompute_ref_log_probs"
+_LOSSES: Final = ("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot",
+                  "aot_unpaired", "apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm")
+_OWN: Final = frozenset({
+    "beta", "disable_dropout", "discopop_tau", "f_alpha_divergence_coef", "f_divergence_type", "label_smoothing",
+    "ld_alpha", "loss_weights", "precompute_ref_batch_size", _BEFORE, "ref_model_mixup_alpha", "ref_model_sync_steps",
+    "sync_ref_model", "use_weighting", "ignore_bias_buffers"})
+_OF_SFT: Final = frozenset({
+    "assistant_only_loss", "chat_template_path", "completion_only_loss", "dataset_kwargs", "dataset_text_field",
+    "eos_token", "eval_packing", "packing", "packing_strategy", "shuffle_dataset"})
+"""Arguments of `trl sft` alone (trainer/sft_config.py), at which `trl dpo` stops."""
+GONE: Final = frozenset({
+    "max_prompt_length", "max_completion_length", "rpo_alpha", "reference_free", "generate_during_eval",
+    "label_pad_token_id", "padding_value", "is_encoder_decoder", "use_logits_to_keep", "use_num_logits_to_keep",
+    "use_liger_loss", "ref_model_init_kwargs", "model_adapter_name", "ref_adapter_name", "force_use_ref_model",
+    "base_model_attribute_name", "tools"})
+"""Arguments of older releases (v0.24.0 trainer/dpo_config.py)."""
+_ROWS: Final[tuple[Row, ...]] = (
+    On("disable_dropout", "a loss of preferences with dropout"),
+    Off("sync_ref_model", "a reference model that follows the policy"),
+    Idle(("padding_free",), f"{_TRAINER}: temporarily unavailable, and off"),
+    Idle(("beta", "label_smoothing", "ld_alpha", "loss_weights", "f_divergence_type", "f_alpha_divergence_coef",
+          "discopop_tau", "use_weighting"), "of one number a token or less"),
+    Idle(("precompute_ref_batch_size", "precompute_ref_batch_size.*"), "passes before the first step"),
+    Idle(("ref_model_mixup_alpha", "ref_model_sync_steps"), "of a reference model that follows the policy"),
+)
+
+
+def fields_of_stage(stage: str) -> frozenset[str]:
+    """Keys at the top of a recipe of a training."""
+    return fields_of("trl") if stage == SFT else fields_of("trl") - _OF_SFT | _OWN
+
+
+def read_pairs(reader: Reader, draft: Draft, release: Release) -> None:
+    """Reads the keys of the loss of preferences, and writes it."""
+    kinds, before = reader.words("loss_type"), reader.flag(_BEFORE)
+    unknown = [kind for kind in kinds.value if kind not in _LOSSES] if kinds is not None else []
+    if kinds is not None and unknown:
+        draft.use(kinds)
+        draft.fail(kinds.where, f"Unknown loss type: {unknown[0]}. Should be one of {list(_LOSSES)} ({_TRAINER})")
+    elif kinds is not None and "exo_pair" in kinds.value and not reader.look("label_smoothing"):
+        draft.use(kinds)
+        draft.fail(kinds.where, f"Label smoothing must be greater than 0.0 when using 'exo_pair' loss ({_TRAINER})")
+    else:
+        draft.idle(kinds, "of one number a token or less")
+    if release is not NEWEST:
+        draft.fail(draft.path, f"not yet: DPO of {release.name}, whose loss makes whole logits and keeps all hidden "
+                               "states (v0.24.0 trainer/dpo_trainer.py concatenated_forward)")
+    if before is not None and before.value:
+        draft.infer("training.loss", "preference_fused_alone", "no reference passes in a step; its passes before the "
+                    "first one are not counted", before, source=f"{_TRAINER} _precompute_ref_logps")
+    else:
+        draft.infer("training.loss", "preference_fused", "each token's score by the head, and by the reference's",
+                    before, source=f"{_TRAINER} _compute_loss", where=draft.path)
+    read_rows(reader, draft, _ROWS)
+
+
+def write_pairs(reader: Reader, draft: Draft) -> None:
+    """Writes what the trainer makes of a recipe that is otherwise read for next tokens: pairs, and no dropout."""
+    training, where = draft.values.get("training", {}), reader.document.path
+    for key, what in (("micro_batch_size", "pairs of a microbatch"), ("global_batch_size", "pairs of a step")):
+        if key in training:
+            draft.infer(f"training.{key}", 2 * training[key], f"2 x {what}, chosen and rejected", where=where,
+                        source=f"{_TRAINER} DataCollatorForPreference")
+    if training.get("lora", {}).get("dropout"):
+        draft.infer("training.lora.dropout", 0.0, "dropout is off", where=where,
+                    source="TRL 1.16.0 trainer/dpo_config.py disable_dropout")

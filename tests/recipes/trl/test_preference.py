@@ -1,0 +1,65 @@
+"""Recipes of `trl dpo`: pairs, their reference, what tells them from other trainings, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes.trl.test_recipe import LORA, RECIPE, imported, scenario
+from simcore.errors import RankscopeError
+from simcore.recipes.answers import Answers
+from simcore.recipes.importing import import_recipe
+
+DPO: dict[str, Any] = {**LORA, "lora_dropout": 0.05, "beta": 0.1, "max_length": 512, "per_device_train_batch_size": 2}
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_pairs_are_two_sequences_and_dropout_is_off() -> None:
+    training = scenario({**DPO, "gradient_accumulation_steps": 4}).training
+    assert (training.loss, training.micro_batch_size, training.global_batch_size, training.seq_len) == (
+        "preference_fused", 4, 128, 512)
+    assert training.lora.dropout == 0
+    assert training.recompute == "full"
+    assert scenario({**DPO, "max_length": 500, "pad_to_multiple_of": 64}).training.seq_len == 512
+    before = scenario({**DPO, "precompute_ref_log_probs": True, "loss_type": ["sigmoid", "sft"]}).training
+    assert before.loss == "preference_fused_alone"
+
+
+def test_in_full_a_second_model_rests_beside_the_policy() -> None:
+    found = scenario({**RECIPE, "beta": 0.1}).training
+    assert (found.method, found.loss, found.micro_batch_size) == ("full", "preference_fused", 16)
+
+
+def test_what_starts_it_or_its_folder_tells_the_training() -> None:
+    """A file without an argument of DPO's is one of `trl sft` unless its command says otherwise."""
+    Path("plain.yaml").write_text("model_name_or_path: llama-3.2-1b\nmax_length: 512\n", encoding="utf-8")
+    losses = []
+    for number, command in enumerate(("trl sft --config", "trl dpo --config", "accelerate launch scripts/run_dpo.py",
+                                      "accelerate launch -m trl.scripts.dpo --config")):
+        Path(f"run{number}.sh").write_text(f"{command} plain.yaml\n", encoding="utf-8")
+        found = import_recipe([f"run{number}.sh", "plain.yaml"], Answers.of_options(8, None, "dgx-h100"))
+        losses.append(found.values["training"]["loss"])
+    assert losses == ["cut", *["preference_fused"] * 3]
+    Path("orpo").mkdir()
+    Path("orpo/config.yaml").write_text("model_name_or_path: llama-3.2-1b\nbeta: 0.1\n", encoding="utf-8")
+    with pytest.raises(RankscopeError, match="trl orpo"):
+        import_recipe(["orpo/config.yaml"], Answers.of_options(8, None, "dgx-h100")).expect_complete()
+    Path("alone.sh").write_text("trl dpo --model_name_or_path llama-3.2-1b --max_length 512\n", encoding="utf-8")
+    alone = import_recipe(["alone.sh"], Answers.of_options(8, None, "dgx-h100"))
+    assert alone.values["training"]["loss"] == "preference_fused"
+
+
+@pytest.mark.parametrize(("said", "told"), [
+    ({"loss_type": "orca"}, "Unknown loss type: orca"), ({"loss_type": "exo_pair"}, "must be greater than 0.0"),
+    ({"disable_dropout": False}, "with dropout"), ({"sync_ref_model": True}, "follows the policy"),
+    ({"packing": True}, "packing"), ({"max_prompt_length": 64}, "DPO of TRL 0.24.0"),
+    ({"activation_offloading": True}, "wait on the host"), ({"max_length": None}, "nothing is cut")])
+def test_what_is_not_followed_is_refused_by_its_key(said: dict[str, Any], told: str) -> None:
+    with pytest.raises(RankscopeError, match=told):
+        imported({**DPO, **said}).expect_complete()
