@@ -122,8 +122,8 @@ def _check_placements(scenario: Scenario, plan: Plan) -> None:
     """NotYet for parameters that are cut on another dimension than their first."""
     for placed in turned(plan):
         raise NotYet(Problem(scenario.where("mesh"), f"not yet: {placed.spec.path} of {placed.spec.shape} over "
-                             f"{plan.mesh.axis(_axis(plan)).size} ranks: verl cuts the first dimension that they divide "
-                             "(verl b178a3cd utils/fsdp_utils.py get_shard_placement_fn)"))
+                             f"{plan.mesh.axis(_axis(plan)).size} ranks: verl cuts the first dimension that they "
+                             "divide (verl b178a3cd utils/fsdp_utils.py get_shard_placement_fn)"))
 
 
 def turned(plan: Plan) -> list[Placed]:
