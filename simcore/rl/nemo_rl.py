@@ -15,12 +15,15 @@ from simcore.rl.ppo import ppo_step
 from simcore.rl.step.phases import GrpoStep, grpo_step
 from simcore.rl.step.refit import Gathered, gathered
 from simcore.rl.step.trainer import FLAT, Step, Trainer, check_reference
+from simcore.rl.verl.workers import LOSSES
 from simcore.simulation.simulation import Simulation
 from simcore.timing.routes import Routes
 from simcore.vllm.protocol import InferenceEngine
 
 __all__ = ["NEMO_RL"]
 
+_VALUES: Final = {"fsdp2": "of verl's critic"}
+"""Losses of values that are another trainer's, by the framework."""
 _BY_HTTP: Final = ("sglang",)
 """Engines that NeMo RL sends weights by handles in requests."""
 
@@ -58,7 +61,8 @@ def _told(rl: Rl, engine: InferenceEngine, step: GrpoStep) -> list[Assumption]:
     return rows
 
 
-def _check(scenario: Scenario, worker: str) -> None:
+def _check(scenario: Scenario, simulation: Simulation) -> None:
+    worker = simulation.framework.strategy.rl_worker
     check_reference(scenario, "the reference policy lies on the host and is swapped in", "NeMo RL 7ea279ab "
                      "models/automodel/setup.py setup_reference_model_state: a pinned copy in host memory")
     workload = scenario.workload
@@ -78,6 +82,12 @@ def _check(scenario: Scenario, worker: str) -> None:
     if scenario.training.logprob_chunk_size is not None and worker == "dtensor" and mesh.tp * mesh.cp > 1:
         raise NotYet(Problem(scenario.where("training", "logprob_chunk_size"), "not yet: log-probabilities in chunks "
                              f"of DTensors, with tp {mesh.tp} and cp {mesh.cp}"))
+    if scenario.training.loss in LOSSES:
+        raise NotYet(Problem(scenario.where("training", "loss"), f"not yet: NeMo RL with the loss "
+                             f"{scenario.training.loss} of verl's workers"))
+    if scenario.rl is not None and scenario.rl.critic is not None and _VALUES.get(scenario.framework):
+        raise NotYet(Problem(scenario.where("rl", "critic"), f"critic: not yet: values under {scenario.framework}, "
+                             f"whose loss is {_VALUES[scenario.framework]}"))
     if scenario.rl is not None:
         _check_chunks(scenario, scenario.rl)
         _check_states(scenario, scenario.rl)

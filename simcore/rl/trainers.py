@@ -1,6 +1,6 @@
 """Trainers whose workers run a step of reinforcement learning, by name.
 
-NeMo RL trains policies over DTensors and Megatron (`nemo_rl.py`), verl over FSDP 1 and over Megatron (`verl/`).
+NeMo RL trains policies over DTensors and Megatron (`nemo_rl.py`), verl over FSDP 1 and 2 and over Megatron (`verl/`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def check_worker(scenario: Scenario, simulation: Simulation) -> None:
         raise NotYet(Problem(scenario.where("generation", "engine"), f"not yet: {scenario.generation.engine} beside "
                              f"this trainer (served: {', '.join(trainer.engines)})"))
     _check_keys(scenario, trainer)
-    trainer.check(scenario, worker)
+    trainer.check(scenario, simulation)
     _check_training(scenario, simulation)
 
 

@@ -14,7 +14,7 @@ from simcore.placement.framework import Optimizer
 from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Blocks, Placements, TensorLayout
 
-__all__ = ["FLASH", "Defaults", "Sourced", "States", "all_or_no_checkpoint", "check_named_adapters",
+__all__ = ["FLASH", "OF_POLICIES", "Defaults", "Sourced", "States", "all_or_no_checkpoint", "check_named_adapters",
            "check_optimizer_in_backward", "offloaded_together", "states_of", "time_of_offload", "torch_optimizer",
            "with_fp8_layers"]
 
@@ -22,6 +22,10 @@ _AO: Final = "torchao 36027d82 optim/adam.py"
 _TUNE: Final = "torchtune bd2a0fc7 recipes/full_finetune_single_device.py"
 FLASH: Final = "flashoptim"
 """Implementation whose states `States` knows, and one framework runs."""
+OF_POLICIES: Final = ("flash", "flash_eager", "flash_entropy", "flash_entropy_eager", "flash_padded", "fused_linear",
+                      "values")
+"""Losses of verl's actor and critic, which its workers compute behind the model (verl b178a3cd `workers/actor/
+dp_actor.py`, `workers/critic/dp_critic.py`)."""
 _LEAST_PAGED: Final = 100_000
 _BNB: Final = "bitsandbytes 95f9af30 optim/optimizer.py"
 

@@ -12,7 +12,7 @@ from simcore.frameworks.common.kernels import SDPA_BACKENDS, runs_math
 from simcore.frameworks.common.liger import LIGER_OPTION, has_liger
 from simcore.frameworks.common.pipeline import weighed_stages
 from simcore.frameworks.common.qlora import EXPERTS_OPTION, STORAGE_OPTION, STORAGES, TUNE_OPTION
-from simcore.frameworks.common.torch import Defaults, all_or_no_checkpoint, check_optimizer_in_backward
+from simcore.frameworks.common.torch import OF_POLICIES, Defaults, all_or_no_checkpoint, check_optimizer_in_backward
 from simcore.frameworks.common.trainer import Trainer
 from simcore.inputs.training import Draws
 from simcore.models.blocks import Attention, GatedDeltaNet, LatentAttention, Mamba2, Moe
@@ -77,7 +77,7 @@ def check(job: Job, options: dict[str, Any]) -> None:
     check_layers(job, options)
     job.refuse_capacity(NO_CAPACITY)
     job.one_of("training.loss", job.scenario.training.loss, ("auto", "hf", "hf_keep_logits", "cut", "liger",
-                                                              "log_probs"))
+                                                              "log_probs", *OF_POLICIES))
 
 
 def check_layers(job: Job, options: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from simcore.frameworks.common.pipeline import check_schedule
-from simcore.frameworks.common.torch import check_named_adapters, offloaded_together
+from simcore.frameworks.common.torch import OF_POLICIES, check_named_adapters, offloaded_together
 from simcore.frameworks.fsdp2.split.matrices import has_plan, ties_again
 from simcore.frameworks.fsdp2.split.rings import check_context, shares_sequences
 from simcore.frameworks.fsdp2.trainers import TRAINERS
@@ -30,8 +30,9 @@ _STAGES = ("Combining FSDP with pipeline parallelism is not supported yet; witho
            "implementation: torchtitan)", "transformers 5.23 distributed/configuration_utils.py:188, distributed/"
            "pipeline_parallel.py:262 and :283; accelerate 1.15.0 parallelism_config.py has no such axis")
 RULE = "torch 2.13 torch/distributed/fsdp/_fully_shard/_fsdp_init.py"
-OUTSIDE = "log_probs"
-"""Loss whose last part the trainer computes from the model's output, when the root has been resharded."""
+_LOG_PROBS = "log_probs"
+OUTSIDE = (_LOG_PROBS, *OF_POLICIES)
+"""Losses whose last part the trainer computes from the model's output, when the root has been resharded."""
 
 
 TAIL = "embedding_tail"
@@ -121,8 +122,8 @@ def _check_loss(job: Job) -> None:
     training = job.scenario.training
     tokens = training.seq_len * training.micro_batch_size
     hidden = max(kind.hidden for kind in job.graph.kinds)
-    if training.loss == OUTSIDE and hidden > 2 * tokens:
-        raise job.not_yet("training.loss", f"{OUTSIDE} of {tokens} tokens, less than half the hidden size {hidden}")
+    if training.loss == _LOG_PROBS and hidden > 2 * tokens:
+        raise job.not_yet("training.loss", f"{_LOG_PROBS} of {tokens} tokens, less than half the hidden size {hidden}")
 
 
 def _check_offload(job: Job) -> None:

@@ -91,7 +91,7 @@ def wrapping(job: Draft, options: dict[str, Any], reduce: str, packed: PackedWei
         norm_in_root=options.get("wrap") == TAIL and job.scenario.training.method != "full",
         ties_again=ties_again(job),
         embedding_apart=options.get("wrap") == FRONT,
-        loss_inside=given.loss_inside and job.scenario.training.loss != OUTSIDE,
+        loss_inside=given.loss_inside and job.scenario.training.loss not in OUTSIDE,
         experts_unit=fully,
         experts_apart=mesh.ep > 1,
         packed_apart=packed is not None and packed.storage == "uint8" and not packed.is_tensor,

@@ -1,4 +1,4 @@
-"""The actor of verl's reinforcement learning over FSDP: model, sharding, optimizer, and what the workers bring away.
+"""The actor of verl's reinforcement learning over FSDP: model, optimizer, and its loss. How it is shared: `sharding`.
 
 Defaults are those of verl b178a3cd `trainer/config/_generated_ppo_trainer.yaml`; code: `workers/fsdp_workers.py`.
 """
@@ -14,6 +14,7 @@ from simcore.recipes.huggingface.named_model import read_named_model, read_remot
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
 from simcore.recipes.verl.formats import FORMATS
+from simcore.recipes.verl.sharding import ACTOR, is_second, read_mixed, read_sharding
 
 __all__ = ["ACTOR", "MODEL", "RELEASE", "ROWS", "WORKERS", "read_actor", "read_recompute", "read_stored", "refuse_said",
            "said"]
@@ -21,16 +22,12 @@ __all__ = ["ACTOR", "MODEL", "RELEASE", "ROWS", "WORKERS", "read_actor", "read_r
 RELEASE: Final = "verl b178a3cd"
 WORKERS: Final = "workers/fsdp_workers.py"
 _YAML: Final = "trainer/config/_generated_ppo_trainer.yaml"
-MODEL, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.actor"
+MODEL: Final = "actor_rollout_ref.model"
 _FSDP: Final = f"{ACTOR}.fsdp_config"
 _LEARNED: Final = ("gpt2", "mpt")
 """Families with a table of learned positions."""
 _OVERRIDE: Final = f"{MODEL}.override_config"
 ROWS: Final = (
-    Says(f"{_FSDP}.param_offload", "rl.param_offload", "flag"),
-    Says(f"{_FSDP}.optimizer_offload", "rl.optimizer_offload", "flag"),
-    Says(f"{_FSDP}.forward_prefetch", "framework_options.forward_prefetch", "flag"),
-    Says(f"{_FSDP}.use_orig_params", "framework_options.use_orig_params", "flag"),
     Says(f"{_FSDP}.dtype", "", "text", idle={"bfloat16": "as it is simulated", "bf16": "as it is simulated"},
          words={None: None}, what="gathered parameters in"),
     Says(f"{ACTOR}.optim.optimizer", "training.optimizer.name", "text", {"AdamW": "adamw", "Adam": "adam"},
@@ -50,7 +47,6 @@ ROWS: Final = (
     Off(f"{ACTOR}.calculate_sum_pi_squared", "sums of squared probabilities"),
     Off(f"{ACTOR}.use_prefix_grouper", "prompts that sequences share"),
     Unmodelled((f"{MODEL}.external_lib",), "code that is imported before the model is made", (None,)),
-    Idle((f"{_FSDP}.offload_policy",), "read under FSDP2 alone"),
     Idle((f"{_FSDP}.seed", f"{_FSDP}.full_determinism", f"{_FSDP}.use_torch_compile",
           f"{_FSDP}.ulysses_sequence_parallel_size", f"{_FSDP}.entropy_*", f"{_FSDP}.strategy",
           f"{_FSDP}.forward_only"), "of verl's newer workers, or values"),
@@ -93,8 +89,6 @@ def read_stored(reader: Reader, draft: Draft, block: str, key: str) -> None:
         draft.refuse(stored, f"parameters in {stored.value}")
     else:
         said(draft, key, stored, FORMATS[stored.value] if stored else "fp32")
-    for one in reader.matching(f"{block}.mixed_precision.*"):
-        draft.refuse(one, "formats of gathered parameters and of reductions by themselves")
 
 
 def read_recompute(reader: Reader, draft: Draft, block: str, key: str) -> None:
@@ -107,15 +101,14 @@ def read_actor(reader: Reader, draft: Draft) -> None:
     """Writes what the actor is: everything of it but the sizes of batches."""
     read_named_model(reader, draft, f"{MODEL}.path")
     read_remote_code(reader, draft, f"{MODEL}.trust_remote_code")
-    draft.default("framework", "fsdp1", RELEASE, f"{_YAML}: actor.strategy fsdp")
     draft.default("implementation", "hf", RELEASE, f"{WORKERS}: AutoModelForCausalLM")
     draft.default("framework_options.sync_gradients", "every", RELEASE, f"{WORKERS}: nothing sets gradients to wait")
-    draft.default("training.precision.grad_reduce", "fp32", RELEASE, f"{WORKERS} _build_model_optimizer")
+    read_mixed(reader, draft, _FSDP, "training.precision.grad_reduce")
     read_stored(reader, draft, _FSDP, "training.precision.params")
     read_recompute(reader, draft, MODEL, "training.recompute")
     _read_loss(reader, draft)
     _read_attention(reader, draft)
-    _read_strategy(reader, draft)
+    read_sharding(reader, draft)
     refuse_said(reader, draft, f"{MODEL}.lora_adapter_path", "adapters that are read from files")
     _read_adapters(reader, draft)
     read_rows(reader, draft, ROWS)
@@ -208,7 +201,8 @@ def _read_adapters(reader: Reader, draft: Draft) -> None:
     else:
         draft.idle(excluded, "the default")
     draft.default("training.lora.dtype", "fp32", RELEASE, f"{WORKERS}: PEFT's get_peft_model, autocast_adapter_dtype")
-    draft.default("framework_options.wrap", "layers_adapters", RELEASE, "utils/fsdp_utils.py get_fsdp_wrap_policy")
+    if not is_second(reader):
+        draft.default("framework_options.wrap", "layers_adapters", RELEASE, "utils/fsdp_utils.py get_fsdp_wrap_policy")
 
 
 def _read_attention(reader: Reader, draft: Draft) -> None:
@@ -228,28 +222,3 @@ def _read_attention(reader: Reader, draft: Draft) -> None:
     else:
         draft.idle(dropout, "no dropout")
     draft.idle(reader.take(_OVERRIDE) if not names else None, "nothing is overridden")
-
-
-def _read_strategy(reader: Reader, draft: Draft) -> None:
-    strategy = reader.text(f"{ACTOR}.strategy")
-    if strategy is not None and strategy.value != "fsdp":
-        draft.refuse(strategy, f"verl's workers over {strategy.value} (served: fsdp)", always=True)
-    else:
-        draft.idle(strategy, "the default")
-    resharded = reader.flag(f"{_FSDP}.reshard_after_forward")
-    if resharded is not None and not resharded.value:
-        draft.put("framework_options.sharding_strategy", resharded, "SHARD_GRAD_OP")
-    else:
-        draft.idle(resharded, "the default")
-    units = f"{_FSDP}.wrap_policy"
-    few, whole = reader.integer(f"{units}.min_num_params"), reader.flag(f"{units}.disable")
-    for one, what in ((few, "units by their size"), (whole, "the whole model as one unit")):
-        if one is not None and one.value:
-            draft.refuse(one, what)
-        else:
-            draft.idle(one, "layers are units")
-    named = reader.words(f"{units}.transformer_layer_cls_to_wrap")
-    if named is not None and named.value:
-        draft.refuse(named, "units by the names of their classes, in place of the model's own")
-    else:
-        draft.idle(named, "the model's own: its layers")

@@ -19,6 +19,7 @@ from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
 from simcore.recipes.verl.actor import ACTOR, MODEL, RELEASE, read_recompute, read_stored
 from simcore.recipes.verl.batches import read_size, sizes, split_of
 from simcore.recipes.verl.megatron_critic import read_megatron_critic
+from simcore.recipes.verl.sharding import is_hosted, is_second, is_tied, read_mixed
 
 __all__ = ["has_critic", "read_critic"]
 
@@ -29,15 +30,12 @@ _DEFAULT_MODEL: Final = "deepseek-ai/deepseek-llm-7b-chat"
 _TOKENS: Final = 32768
 """Tokens of a microbatch of varying size, unless the recipe says so."""
 _AS_ACTORS: Final = (("use_orig_params", False), ("forward_prefetch", False), ("fsdp_size", -1))
+_AS_SECOND: Final = (("offload_policy", False), ("reshard_after_forward", True), ("fsdp_size", -1))
 """Settings of FSDP that must be the actor's, with their defaults."""
 _ROWS: Final = (
-    Says("critic.strategy", "", "text", idle={"fsdp": "the default"}, words={None: None}, what="a critic over"),
-    Says(f"{_FSDP}.param_offload", "rl.critic.param_offload", "flag"),
-    Says(f"{_FSDP}.optimizer_offload", "rl.critic.optimizer_offload", "flag"),
     Says(f"{_FSDP}.wrap_policy.min_num_params", "", idle={0: "layers are units"}, words={None: None},
          what="units by their size:"),
     Off(f"{_FSDP}.wrap_policy.disable", "the whole model as one unit"),
-    Idle((f"{_FSDP}.offload_policy", f"{_FSDP}.reshard_after_forward"), "read under FSDP2 alone"),
     Idle((f"{_FSDP}.dtype", f"{_FSDP}.seed", f"{_FSDP}.full_determinism", f"{_FSDP}.use_torch_compile",
           f"{_FSDP}.ulysses_sequence_parallel_size", f"{_FSDP}.entropy_*", f"{_FSDP}.strategy",
           f"{_FSDP}.forward_only"), "of verl's newer workers, or values"),
@@ -63,6 +61,11 @@ _ROWS: Final = (
     Idle(("critic.checkpoint.*", "critic.profiler.*", "critic.nccl_timeout", "critic._target_"),
          "the run around the steps"),
 )
+_AWAY: Final = tuple(Says(f"{_FSDP}.{name}", f"rl.critic.{name}", "flag")
+                     for name in ("param_offload", "optimizer_offload"))
+_HOSTED: Final = (Idle((f"{_FSDP}.param_offload", f"{_FSDP}.optimizer_offload"), "offload_policy turns it off"),)
+_OF_FIRST: Final = (Idle((f"{_FSDP}.use_orig_params", f"{_FSDP}.forward_prefetch"), "FSDP 1 alone reads it"),)
+_OF_SECOND: Final = (Idle((f"{_FSDP}.offload_policy", f"{_FSDP}.reshard_after_forward"), "read under FSDP2 alone"),)
 _WITHOUT: Final = (Idle(("critic.*",), "no critic: the estimator of advantages has none"),)
 
 
@@ -106,6 +109,7 @@ def _read_model(reader: Reader, draft: Draft) -> None:
     elif not ask_for_model(draft, path, f"{_MODEL}.path", "rl.critic.model"):
         draft.put("rl.critic.model", path)
     read_stored(reader, draft, _FSDP, "rl.critic.params")
+    read_mixed(reader, draft, _FSDP, "")
     read_recompute(reader, draft, _MODEL, "rl.critic.recompute")
     names = reader.names(f"{_MODEL}.override_config")
     for name in (name for name in names if name != "attn_implementation"):
@@ -120,7 +124,12 @@ def _read_model(reader: Reader, draft: Draft) -> None:
 
 def _read_as_actors(reader: Reader, draft: Draft) -> None:
     """Refuses an optimizer or settings of FSDP other than the actor's, which the scenario has once."""
-    for name, default in _AS_ACTORS:
+    second = is_second(reader)
+    strategy = reader.text("critic.strategy")
+    _as_actors(draft, strategy, strategy.value if strategy else "fsdp", "fsdp2" if second else "fsdp",
+               "critic.strategy")
+    read_rows(reader, draft, _HOSTED if is_hosted(reader) else _AWAY)
+    for name, default in _AS_SECOND if second else _AS_ACTORS:
         taken, actors = reader.take(f"{_FSDP}.{name}"), reader.look(f"{ACTOR}.fsdp_config.{name}")
         _as_actors(draft, taken, default if taken is None else taken.value, default if actors is None else actors,
                    f"{_FSDP}.{name}")
@@ -128,6 +137,10 @@ def _read_as_actors(reader: Reader, draft: Draft) -> None:
     _as_actors(draft, split, split.value if split else 1, split_of(reader), "critic.ulysses_sequence_parallel_size")
     optimizer, actors = reader.text("critic.optim.optimizer"), reader.look(f"{ACTOR}.optim.optimizer")
     _as_actors(draft, optimizer, optimizer.value if optimizer else "AdamW", actors or "AdamW", "critic.optim.optimizer")
+    read_rows(reader, draft, _OF_FIRST if second else _OF_SECOND)
+    if second and is_tied(draft, "rl.critic.model") != is_tied(draft):
+        draft.refused.append(Problem(draft.path, "not yet: critic.model.path: a critic whose embedding is a unit "
+                                                 "beside an actor whose is none, or the reverse"))
     options = draft.values["framework_options"]
     for name, own in (("attn_implementation", "flash_attention_2"), ("sharding_strategy", "FULL_SHARD")):
         _as_actors(draft, None, own, options.get(name, own), f"critic.model: {name}")

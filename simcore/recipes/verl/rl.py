@@ -1,4 +1,4 @@
-"""Reinforcement learning by verl over FSDP 1 and Megatron with vLLM or SGLang on the same GPUs.
+"""Reinforcement learning by verl over FSDP 1, FSDP 2 and Megatron with vLLM or SGLang on the same GPUs.
 
 All else is refused by name.
 
@@ -129,7 +129,8 @@ def _read_megatron(reader: Reader, draft: Draft) -> int:
     return read_megatron_actor(reader, draft, draft.answers.gpus or Answer(number, said.where if said else draft.path))
 
 
-_WORKERS: Final[Mapping[str, Callable[[Reader, Draft], int]]] = {"FSDP": _read_fsdp, "Megatron": _read_megatron}
+_WORKERS: Final[Mapping[str, Callable[[Reader, Draft], int]]] = {
+    "FSDP": _read_fsdp, "FSDP2": _read_fsdp, "Megatron": _read_megatron}
 """Workers that are described, by the words of `_ENGINES`; each returns the number of ranks or copies with own data."""
 
 

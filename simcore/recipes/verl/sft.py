@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from simcore.errors import InputError
-from simcore.models.graph import model_config
 from simcore.recipes.answers import Answer
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.modules import family_of, linears_of
@@ -21,6 +19,7 @@ from simcore.recipes.machine import read_machine
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
 from simcore.recipes.verl.formats import FORMATS
+from simcore.recipes.verl.sharding import is_tied
 from simcore.recipes.world import share_out
 
 __all__ = ["SFT", "read_sft"]
@@ -162,7 +161,7 @@ def _read_sharding(reader: Reader, draft: Draft) -> None:
         draft.default("framework_options.use_orig_params", value=False, release=_RELEASE, source=_TRAINER)
     else:
         draft.default("framework_options.reshard_after_forward", value=True, release=_RELEASE, source=_TRAINER)
-        if not _is_tied(draft):
+        if not is_tied(draft):
             draft.default("framework_options.wrap", "separate_embedding", release=_RELEASE,
                           source="utils/fsdp_utils.py apply_fsdp2: of a head that is not tied")
     _read_units(reader, draft, first=first)
@@ -192,15 +191,6 @@ def _read_units(reader: Reader, draft: Draft, *, first: bool) -> None:
 def _is_first(draft: Draft) -> bool:
     """True if the recipe shards by FSDP 1."""
     return draft.has_option("use_orig_params")
-
-
-def _is_tied(draft: Draft) -> bool:
-    """True for a model whose head is its embedding, and for one that is not known."""
-    model = draft.answers.settings.get("model", draft.values.get("model"))
-    try:
-        return bool(model_config(str(model), None, "").get("tie_word_embeddings", False))
-    except InputError:
-        return True
 
 
 def _read_adapters(reader: Reader, draft: Draft) -> None:

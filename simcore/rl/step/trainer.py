@@ -19,10 +19,12 @@ from simcore.simulation.simulation import Simulation
 from simcore.timing.routes import Routes
 from simcore.vllm.protocol import InferenceEngine
 
-__all__ = ["FLAT", "Step", "Trainer", "check_reference"]
+__all__ = ["DTENSOR", "FLAT", "Step", "Trainer", "check_reference"]
 
 FLAT: Final = "flat"
 """Worker of a strategy with flat parameters, FSDP 1's."""
+DTENSOR: Final = "dtensor"
+"""Worker of a strategy with DTensors, FSDP 2's."""
 Step = Callable[[Policy, GrpoStep], Journal]
 """Memory and time of a step on one class of ranks."""
 
@@ -32,7 +34,8 @@ class Trainer:
     """Trainer whose workers run a step.
 
     `served`: frameworks in words; `serves`: True for a strategy's worker that it has. `keys`: those of the block `rl`
-    that it alone reads. `check`: raises for what it refuses or is not described. `step`: the step of a scenario, from
+    that it alone reads. `check`: raises for what it refuses or is not described, by the scenario and
+    the simulation of its forward passes. `step`: the step of a scenario, from
     the simulation of its forward passes and the plan of one rank; `sent`: gathering of all weights, from the plans of
     all stages. `told`: its assumptions. `in_place`: [Note: in place] in `forward.py`; `critic_apart`: a critic has
     processes of its own; `use`: how vLLM is started. `engines`: those that it generates with; `occupied`: bytes on a
@@ -42,7 +45,7 @@ class Trainer:
     served: str
     serves: Callable[[str], bool]
     keys: tuple[str, ...]
-    check: Callable[[Scenario, str], None]
+    check: Callable[[Scenario, Simulation], None]
     step: Callable[[Scenario, Simulation, Plan], Step]
     sent: Callable[[Scenario, Sequence[Plan], Routes], Gathered]
     told: Callable[[Rl, InferenceEngine, GrpoStep], Iterable[Assumption]]

@@ -1,4 +1,4 @@
-"""Phases of a step of verl's workers over FSDP 1: what moves, and the copy of the weights that the engine is sent.
+"""Phases of a step of verl's workers over FSDP 1 and 2: what moves, and the copy of weights that the engine is sent.
 
 [Note: verl's step]
 verl b178a3cd `trainer/ppo/ray_trainer.py` fit, `workers/fsdp_workers.py` ActorRolloutRefWorker, with the engine in a
@@ -21,7 +21,7 @@ parameter (`_full_post_state_dict_hook`).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Protocol
 
 from simcore.hardware.topology import Topology
 from simcore.placement.plan import Placed, Plan
@@ -46,16 +46,35 @@ from simcore.rl.step.phases import (
     train,
     wake,
 )
-from simcore.rl.step.policy import Policy
+from simcore.rl.step.policy import PARAMS, Policy
 from simcore.rl.step.refit import Gather
 from simcore.rl.verl.adapters import Adapted, refit_adapters
 from simcore.rl.verl.reward import add_scorer, score_sequences
 from simcore.rl.verl.streams import Stream
 from simcore.units import dtype_bytes
 
-__all__ = ["Offloads", "Summoned", "shards_over", "summoned", "verl_step"]
+__all__ = ["COPY", "Offloads", "StateDict", "Summoned", "shards_over", "summoned", "verl_step"]
 
-_COPY: Final = f"{POLICY}, state dict"
+COPY: Final = f"{POLICY}, state dict"
+"""Owner of what a state dict holds beside the policy."""
+
+
+class StateDict(Protocol):
+    """A state dict of an actor, and the reference policy beside it, over one of torch's ways to share parameters.
+
+    `part`: bytes of a part of a tensor that is brought from the host to be gathered.
+    """
+
+    @property
+    def part(self) -> int:
+        """Bytes, see above."""
+
+    def make(self, journal: Journal, policy: Policy, topology: Topology, offloads: Offloads) -> None:
+        """Adds the state dict, behind which parameters are away if they wait on the host."""
+
+    def refer(self, journal: Journal, policy: Policy, topology: Topology, offloads: Offloads) -> None:
+        """Adds the passes of a reference policy that rests on the host."""
+
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +89,22 @@ class Summoned:
     transient: int
     calls: tuple[Gather, ...]
     part: int
+
+    def make(self, journal: Journal, policy: Policy, topology: Topology, offloads: Offloads) -> None:
+        """Adds the copy of all parts; parameters are on the device while it is made."""
+        if offloads.params:
+            back(journal, policy.params, topology)
+        journal.spike(COPY, {PARAMS: self.kept, "all_gather_output": self.transient}, "state dict is made")
+        journal.put(COPY, {PARAMS: self.kept}, event="state dict")
+        if offloads.params:
+            away(journal, policy.params, topology)
+
+    def refer(self, journal: Journal, policy: Policy, topology: Topology, offloads: Offloads) -> None:
+        """Adds the reference policy's passes: its parts are copied beside them, as far as these take as long."""
+        num_bytes = sum(policy.copied.values())
+        copied = offloads.passes * host_ns(num_bytes, topology, "to_device")
+        journal.spike(REFERENCE, {**policy.passing, PARAMS: self.part}, "forward pass", {FORWARD: policy.passing_ns})
+        journal.copy("to_device", offloads.passes * num_bytes, max(0, copied - policy.passing_ns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +164,7 @@ def _rows(placed: Placed, ranks: int) -> int:
     return _bytes(placed) // first * -(-first // ranks)
 
 
-def verl_step(policy: Policy, step: GrpoStep, topology: Topology, settings: tuple[Offloads, Summoned]) -> Journal:
+def verl_step(policy: Policy, step: GrpoStep, topology: Topology, settings: tuple[Offloads, StateDict]) -> Journal:
     """Memory and time of a steady step of verl on one class of ranks, in the phases of `grpo_step`.
 
     See [Note: verl's step].
@@ -152,7 +187,7 @@ def verl_step(policy: Policy, step: GrpoStep, topology: Topology, settings: tupl
     if step.has_reference:
         journal.begin("reference")
         if offloads.adapted is None:
-            _refer(journal, policy, topology, offloads, state)
+            state.refer(journal, policy, topology, offloads)
         else:
             _passing(journal, replace(policy, scoring={}), topology, offloads)
     if step.critic is not None:
@@ -188,32 +223,20 @@ def _passing(journal: Journal, policy: Policy, topology: Topology, offloads: Off
         away(journal, policy.params, topology)
 
 
-def _refer(journal: Journal, policy: Policy, topology: Topology, offloads: Offloads, state: Summoned) -> None:
-    """Adds the reference policy's passes: its parts are copied beside the passes, as far as these take as long."""
-    num_bytes = sum(policy.copied.values())
-    copied = offloads.passes * host_ns(num_bytes, topology, "to_device")
-    journal.spike(REFERENCE, {**policy.passing, "sharded_param": state.part}, "forward pass",
-                  {FORWARD: policy.passing_ns})
-    journal.copy("to_device", offloads.passes * num_bytes, max(0, copied - policy.passing_ns))
-
-
 def _refit(journal: Journal, policy: Policy, step: GrpoStep, topology: Topology,
-           settings: tuple[Offloads, Summoned]) -> None:
+           settings: tuple[Offloads, StateDict]) -> None:
     offloads, state = settings
     if offloads.adapted is not None:
         refit_adapters(journal, policy, step, topology, offloads.adapted, offloads=offloads.params,
                        stream=offloads.stream)
         return
-    if offloads.params:
-        back(journal, policy.params, topology)
-    journal.spike(_COPY, {"sharded_param": state.kept, "all_gather_output": state.transient}, "state dict is made")
-    journal.put(_COPY, {"sharded_param": state.kept}, event="state dict")
-    if offloads.params:
-        away(journal, policy.params, topology)
+    state.make(journal, policy, topology, offloads)
     wake(journal, step.engine, topology)
     sizes, moved = offloads.stream(step.gathered)
-    parts = {GATHERS: step.gathered.ns, **packing_ns(step, topology, moved)}
-    journal.spike(REFIT, sizes, "weights are streamed", parts)
-    journal.drop(_COPY, "device")
+    parts, hosted = {GATHERS: step.gathered.ns, **packing_ns(step, topology, moved)}, policy.hosted.get(PARAMS, 0)
+    journal.spike(REFIT, {**sizes, **({PARAMS: state.part} if hosted else {})}, "weights are streamed", parts)
+    if hosted:
+        journal.copy("to_device", hosted, host_ns(hosted, topology, "to_device"))
+    journal.drop(COPY, "device")
     if step.engine.generation.sleep_level:
         journal.put(ENGINE, step.engine.cached, event="cache wakes")

@@ -1,4 +1,4 @@
-"""verl's workers over FSDP 1 and over Megatron: what they refuse, what they assume, and how weights are sent."""
+"""verl's workers over FSDP 1 and 2 and over Megatron: what they refuse, what they assume, and how weights are sent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from simcore.errors import IllegalLayout, NotYet, Problem
+from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.inputs.generation import Rl
 from simcore.inputs.scenario import Scenario
 from simcore.placement.plan import Plan
@@ -15,8 +15,9 @@ from simcore.results.report import Assumption
 from simcore.rl.step.phases import GrpoStep
 from simcore.rl.step.policy import MODULES, Critic, Policy
 from simcore.rl.step.refit import Gathered, gathered, gathering_ns
-from simcore.rl.step.trainer import FLAT, Step, Trainer, check_reference
+from simcore.rl.step.trainer import DTENSOR, FLAT, Step, Trainer, check_reference
 from simcore.rl.verl.adapters import Adapted, adapted, are_units, check_adapters, sent_adapters
+from simcore.rl.verl.fsdp2 import check_fsdp2, referred
 from simcore.rl.verl.mbridge import exported
 from simcore.rl.verl.megatron import Moves, beside_engine, megatron_step
 from simcore.rl.verl.megatron_critic import critic_bytes
@@ -26,11 +27,11 @@ from simcore.simulation.simulation import Simulation
 from simcore.timing.routes import Routes
 from simcore.vllm.protocol import InferenceEngine
 
-__all__ = ["VERL", "made_of_logits"]
+__all__ = ["LOSSES", "VERL", "made_of_logits"]
 
-_SERVED: Final = "fsdp1, over transformers' layers, and megatron"
+_SERVED: Final = "fsdp1 and fsdp2, over transformers' layers, and megatron"
 _MIB: Final = 2**20
-_LOSSES: Final = {"flash": 0, "flash_entropy": 0, "flash_eager": 3, "flash_entropy_eager": 3, "flash_padded": 3,
+LOSSES: Final = {"flash": 0, "flash_entropy": 0, "flash_eager": 3, "flash_entropy_eager": 3, "flash_padded": 3,
                   "fused_linear": 0}
 """Losses of verl's actor, with the tensors in fp32 that a pass makes of logits: [Note: in place] in `forward.py`."""
 _PADDED: Final = "flash_padded"
@@ -46,8 +47,8 @@ def made_of_logits(scenario: Scenario, *, own: bool) -> float:
     """
     loss, length, rl = scenario.training.loss, scenario.training.seq_len, scenario.rl
     if loss != _PADDED or rl is None:
-        return _LOSSES.get(loss, 0) if own else 0
-    made = _LOSSES[loss] if own else _COPIED if rl.logprob_batch_size > 1 else 0
+        return LOSSES.get(loss, 0) if own else 0
+    made = LOSSES[loss] if own else _COPIED if rl.logprob_batch_size > 1 else 0
     return made * (length - rl.prompt_tokens) / length
 
 
@@ -110,6 +111,12 @@ def _told_of_verl(rl: Rl, engine: InferenceEngine, step: GrpoStep) -> Iterator[A
         yield Assumption(what="rl.layered_summon", value="the engine's base is not sent again after its sleep at level "
                          "2, as upstream does", kind="derived", source="verl b178a3cd workers/rollout/vllm_rollout/"
                          "vllm_async_server.py:569, fsdp_workers.py rollout_mode")
+    yield from _told_of_models(rl)
+
+
+def _told_of_models(rl: Rl) -> Iterator[Assumption]:
+    """Assumptions about a reference policy and a critic over FSDP."""
+    source = "verl b178a3cd workers/fsdp_workers.py"
     if rl.reference == "host":
         yield Assumption(what="reference policy", value="copies from the host hide behind its passes", kind="assumed",
                          source=f"{source} _build_model_optimizer: CPUOffload; torch 2.13 fsdp/_runtime_utils.py: a "
@@ -120,7 +127,16 @@ def _told_of_verl(rl: Rl, engine: InferenceEngine, step: GrpoStep) -> Iterator[A
                          "dp_critic.py: answers alone have one")
 
 
-def _check_verl(scenario: Scenario, worker: str) -> None:
+def _check_verl(scenario: Scenario, simulation: Simulation) -> None:
+    if scenario.training.offload.part("params")[1]:
+        raise IllegalLayout(Problem(scenario.where("training", "offload", "params"), "params: an actor on the host, "
+                                    "but between its passes (param_offload)", "verl b178a3cd workers/fsdp_workers.py "
+                                    "_build_model_optimizer: CPUOffload is forced off for the actor"))
+    _check_actor(scenario)
+
+
+def _check_actor(scenario: Scenario) -> None:
+    """Refuses what verl's workers over FSDP do not do, or what is not described of them."""
     if scenario.training.method == "full":
         check_reference(scenario, "the reference policy lies on the host", "verl b178a3cd workers/fsdp_workers.py "
                          "_build_model_optimizer: CPUOffload(offload_params=True) for another role than the actor's")
@@ -131,10 +147,44 @@ def _check_verl(scenario: Scenario, worker: str) -> None:
             ("lora", training.method == "lora" and not are_units(scenario),
              "adapters of verl that are no units of their own"),
             ("logprob_chunk_size", training.logprob_chunk_size is not None, "log-probabilities in chunks of verl"),
-            ("loss", training.loss not in _LOSSES, f"verl's step with another loss than {', '.join(_LOSSES)}")):
+            ("loss", training.loss not in LOSSES, f"verl's step with another loss than {', '.join(LOSSES)}")):
         if wrong:
             raise NotYet(Problem(scenario.where("training", name), f"not yet: {message}"))
     check_adapters(scenario)
+
+
+# ---- over FSDP 2 -----------------------------------------------------------------------------------------------------
+def _fsdp2_step(scenario: Scenario, passing: Simulation, plan: Plan) -> Step:
+    assert scenario.rl is not None
+    assert scenario.generation is not None
+    stream = STREAMS[scenario.generation.engine](scenario.rl.refit_bucket * _MIB, plan)
+    offloads = Offloads(scenario.rl.param_offload, scenario.rl.optimizer_offload, stream,
+                        passing.job.scenario.num_microbatches)
+    state = referred(scenario, passing, plan, made=made_of_logits(scenario, own=False))
+    return partial(verl_step, topology=passing.topology, settings=(offloads, state))
+
+
+def _sent_by_fsdp2(scenario: Scenario, plans: Sequence[Plan], routes: Routes) -> Gathered:
+    weights = gathered(plans, routes)
+    _check_bucket(scenario, weights.largest)
+    return weights
+
+
+def _told_of_fsdp2(rl: Rl, engine: InferenceEngine, step: GrpoStep) -> Iterator[Assumption]:
+    yield Assumption(what="refit", value="the state dict refers to the ranks' parts, and every tensor is gathered",
+                     kind="derived", source="verl b178a3cd workers/fsdp_workers.py rollout_mode; torch 2.13 "
+                     "distributed/fsdp/_fully_shard/")
+    yield from _told_of_models(rl)
+
+
+def _check_over_fsdp2(scenario: Scenario, simulation: Simulation) -> None:
+    assert scenario.rl is not None
+    check_fsdp2(scenario, simulation)
+    _check_actor(scenario)
+    for name in ("param_offload", "optimizer_offload"):
+        if getattr(scenario.rl, name) and scenario.training.offload.part("params")[1]:
+            raise InputError(Problem(scenario.where("rl", name), f"{name}: changes nothing with parameters on the host "
+                                     "(offload_policy; verl b178a3cd workers/fsdp_workers.py _build_model_optimizer)"))
 
 
 def _check_engine(scenario: Scenario) -> None:
@@ -193,7 +243,7 @@ def _told_of_megatron(rl: Rl, engine: InferenceEngine, step: GrpoStep) -> Iterat
                          f"{source}:1014: groups are made once; workers/critic/megatron_critic.py")
 
 
-def _check_megatron(scenario: Scenario, worker: str) -> None:
+def _check_megatron(scenario: Scenario, simulation: Simulation) -> None:
     _check_engine(scenario)
     training = scenario.training
     for name, wrong, message in (
@@ -209,6 +259,10 @@ VERL: Final = (
             ("param_offload", "optimizer_offload", "refit_bucket", "critic", "reward", "layered_summon"),
             _check_verl, _verl_step, _sent_by_verl, _told_of_verl, in_place=True, critic_apart=False,
             use="server", engines=tuple(STREAMS), occupied=_beside_verl),
+    Trainer(_SERVED, lambda worker: worker == DTENSOR,
+            ("param_offload", "optimizer_offload", "refit_bucket", "critic", "reward"), _check_over_fsdp2, _fsdp2_step,
+            _sent_by_fsdp2, _told_of_fsdp2, in_place=True, critic_apart=False, use="server", engines=tuple(STREAMS),
+            occupied=_beside_verl),
     Trainer(_SERVED, lambda worker: bool(worker) and worker not in MODULES,
             ("param_offload", "optimizer_offload", "refit_bucket", "critic"), _check_megatron, _megatron_step,
             _sent_by_megatron, _told_of_megatron, in_place=False, critic_apart=False, use="server",

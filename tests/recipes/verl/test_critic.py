@@ -77,7 +77,8 @@ def test_placeholders_of_both_models_are_asked_for(tmp_path: Path) -> None:
 
 def test_what_another_critic_would_need_is_refused_by_its_key(tmp_path: Path) -> None:
     for argument, told in (
-            ("critic.strategy=fsdp2", "a critic over fsdp2"),
+            ("critic.strategy=fsdp2", "another value than the actor's fsdp"),
+            ("actor_rollout_ref.actor.strategy=fsdp2", "a critic with fsdp beside an actor with fsdp2"),
             ("critic.model.lora_rank=8", "adapters of rank 8"),
             ("critic.ulysses_sequence_parallel_size=2", "another value than the actor's 1"),
             ("critic.model.fsdp_config.use_orig_params=True", "another value than the actor's False"),
@@ -94,3 +95,14 @@ def test_what_another_critic_would_need_is_refused_by_its_key(tmp_path: Path) ->
 def test_generalised_advantages_without_a_critic_are_wrong(tmp_path: Path) -> None:
     text = PPO.replace("    trainer.nnodes=2", "    critic.enable=False \\\n    trainer.nnodes=2")
     assert any("critic.enable false" in str(one) for one in imported(tmp_path, text).wrong)
+
+
+def test_a_critic_over_fsdp2_is_cut_as_the_actor(tmp_path: Path) -> None:
+    lines = ("actor_rollout_ref.actor.strategy=fsdp2", "critic.strategy=fsdp2",
+             *(f"{block}.fsdp_config.reshard_after_forward=True" for block in (
+                 "actor_rollout_ref.actor", "critic.model")))
+    found = imported(tmp_path, PPO.replace("    trainer.nnodes=2", "".join(
+        f"    {one} \\\n" for one in lines) + "    trainer.nnodes=2"))
+    assert [str(one) for one in found.refused] == []
+    assert found.values["framework"] == "fsdp2"
+    assert found.values["framework_options"]["reshard_after_forward"] is True

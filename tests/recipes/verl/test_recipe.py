@@ -67,7 +67,7 @@ torchrun --nnodes=1 --nproc_per_node=8 -m verl.trainer.fsdp_sft_trainer \\
 GRPO: Final = """\
 python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \\
     actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct \\
-    actor_rollout_ref.actor.strategy=fsdp2 \\
+    actor_rollout_ref.actor.strategy=veomni \\
     actor_rollout_ref.rollout.name=vllm trainer.n_gpus_per_node=8 trainer.nnodes=1
 """
 
@@ -166,7 +166,7 @@ def test_a_misspelt_key_is_unknown(tmp_path: Path) -> None:
 @pytest.mark.parametrize("loose", [False, True])
 def test_reinforcement_learning_is_refused_by_name(tmp_path: Path, loose: bool) -> None:
     found = imported(tmp_path, GRPO, loose=loose)
-    told = "GRPO by verl's workers over FSDP2 and vllm (served: FSDP or Megatron, and vllm or sglang)"
+    told = "GRPO by verl's workers over VeOmni and vllm (served: FSDP or FSDP2 or Megatron, and vllm or sglang)"
     assert told in str(found.refused[0])
     with pytest.raises(NotYet):
         found.expect_complete()

@@ -285,3 +285,34 @@ def test_a_longer_limit_of_rotated_positions_changes_no_tensor(tmp_path: Path) -
             _ANY, "    +actor_rollout_ref.model.override_config.max_position_embeddings=32768 \\\n" + _ANY)
         told = [str(one) for one in imported(tmp_path, text).refused]
         assert any("a field of the model's configuration" in one for one in told) is refused
+
+
+SECOND: Final = SCRIPT.replace("    actor_rollout_ref.actor.fsdp_config.param_offload=True \\\n",
+                               "    actor_rollout_ref.actor.strategy=fsdp2 \\\n").replace("Qwen2.5-0.5B", "Qwen2.5-7B")
+
+
+def test_fsdp2_is_a_framework_of_its_own_whose_units_follow_the_head(tmp_path: Path) -> None:
+    """verl b178a3cd workers/fsdp_workers.py _build_model_optimizer, utils/fsdp_utils.py apply_fsdp2."""
+    found = imported(tmp_path, SECOND)
+    found.expect_complete()
+    written = WRITTEN.replace("fsdp1", "fsdp2").replace(",\n     param_offload: true", "").replace(
+        "Qwen2.5-0.5B", "Qwen2.5-7B").replace("sync_gradients: every}", "sync_gradients: every, "
+        "reshard_after_forward: true, wrap: separate_embedding, recompute_by: transformers}")
+    assert parse_scenario(found.document()) == parse_scenario(parse_document(written, "written.yaml"))
+    assert not check(parse_scenario(found.document())).problems
+    tied = imported(tmp_path, SECOND.replace("Qwen2.5-7B", "Qwen2.5-0.5B"))
+    assert "wrap" not in tied.values["framework_options"]
+
+
+def test_a_policy_that_fsdp2_offloads_itself_is_not_brought_away_by_the_workers(tmp_path: Path) -> None:
+    fsdp = "actor_rollout_ref.actor.fsdp_config"
+    lines = "".join(f"    {fsdp}.{name}=True \\\n" for name in (
+        "offload_policy", "param_offload", "optimizer_offload", "forward_prefetch", "use_orig_params"))
+    lines += f"    +{fsdp}.mixed_precision.reduce_dtype=bf16 \\\n    +{fsdp}.mixed_precision.param_dtype=bf16 \\\n"
+    found = imported(tmp_path, SECOND.replace(_ANY, lines + _ANY))
+    found.expect_complete()
+    assert found.values["training"]["offload"] == dict.fromkeys(("params", "gradients", "optimizer"), "host")
+    assert found.values["training"]["precision"]["grad_reduce"] == "bf16"
+    assert not {"param_offload", "optimizer_offload"} & set(found.values["rl"])
+    assert not {"forward_prefetch", "use_orig_params"} & set(found.values["framework_options"])
+    assert not check(parse_scenario(found.document())).problems

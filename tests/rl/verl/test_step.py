@@ -117,7 +117,9 @@ def test_offloading_costs_copies_and_saves_memory() -> None:
 
 
 @pytest.mark.parametrize(("told", "changed"), [
-    ("grpo under fsdp2 (served: fsdp1", {"framework": "fsdp2", "training__loss": "hf"}),
+    ("grpo under ddp (served: fsdp1", {"framework": "ddp", "training__loss": "hf", "mesh": {"dp_replicate": 8}}),
+    ("params: an actor on the host, but between", {"training__offload": dict.fromkeys(
+        ("params", "gradients", "optimizer"), "host"), "framework_options": {"sync_gradients": "last"}}),
     ("adapters of verl that are no units", {"training__method": "lora", "framework_options": {
         "use_orig_params": True}}),
     ("verl's step with another loss than flash", {"training__loss": "hf"}),
