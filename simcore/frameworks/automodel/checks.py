@@ -9,13 +9,14 @@ from simcore.frameworks.automodel.attention import ATTENTION_OPTION
 from simcore.frameworks.automodel.compiled import check_compiled
 from simcore.frameworks.automodel.families import BY_TRANSFORMERS
 from simcore.frameworks.automodel.fused_adam import runs_fused_adam
+from simcore.frameworks.automodel.mixers import check_mixers
 from simcore.frameworks.automodel.pipeline import check_pipeline, stages_of
 from simcore.frameworks.automodel.policies import NEMO_RL, check_policies, offload_parts, trains_policies
 from simcore.frameworks.automodel.tensor_parallel import SPLIT_BY_HF, check_tensor_parallel, splits_layers
 from simcore.frameworks.common.transformers import check_factors
 from simcore.models.blocks import Attention, Mlp, Moe
 from simcore.models.vision_blocks import TOWER_LAYERS, VisionPart
-from simcore.operators.automodel.sparse import FROM_ZERO, SPARSE
+from simcore.operators.automodel.sparse import SPARSE
 from simcore.placement.capabilities import ALL_AXES, Capabilities
 from simcore.placement.job import Job
 
@@ -39,7 +40,7 @@ def check(job: Job) -> None:
     _check_hf(job)
     _check_mesh(job)
     _check_sparse(job)
-    _check_delta(job)
+    check_mixers(job)
     _check_omni(job)
     _check_towers(job)
     _check_packs_of_images(job)
@@ -255,26 +256,6 @@ def _check_sparse(job: Job) -> None:
         if size > 1 and axis not in sparse.splits:  # _transformers/capabilities.py lets it pass all the same
             raise job.not_yet(f"mesh.{axis}", f"{axis} {size} under automodel with {sparse.model}, which says that it "
                               f"does not support it (0.7.0 models/{sparse.folder}/model.py: supports_{axis} False)")
-
-
-def _check_delta(job: Job) -> None:
-    """Raises NotYet for what was not measured of Qwen 3.5 and Qwen3-Next.
-
-    Layers of another release, or that are split or packed.
-    """
-    if job.graph.implementation != "automodel" or job.graph.architecture.decoder not in FROM_ZERO:
-        return
-    mesh, name = job.mesh, job.graph.architecture.family
-    if job.scenario.training.lengths == "packed":
-        raise job.not_yet("training.lengths", f"packed sequences of {name} under automodel")
-    if name == "qwen3_next":
-        return  # the axes are those that its class says it supports
-    if job.scenario.framework_version not in ("auto", "0.7.0"):
-        raise job.not_yet("framework_version", f"{name} under automodel {job.scenario.framework_version}")
-    for axis, size in (("tp", mesh.tp), ("cp", mesh.cp), ("pp", mesh.pp)):
-        if size > 1:
-            raise job.not_yet(f"mesh.{axis}", f"{axis} {size} of {name} under automodel, whose gated delta nets are "
-                              "measured on whole sequences and heads")
 
 
 def _check_omni(job: Job) -> None:

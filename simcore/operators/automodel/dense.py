@@ -33,7 +33,8 @@ from simcore.operators.shared.eager_attention import eager_core
 from simcore.operators.shared.rms_norm import rms_norm, rms_norm_from_zero
 from simcore.recording.tape import Kernel, Tape, Tensor
 
-__all__ = ["DENSE", "dense_attention", "dense_norm", "norms_by_kernel", "qwen3_moe_attention", "rotated", "turned"]
+__all__ = ["DENSE", "dense_attention", "dense_norm", "is_eager", "made_mask", "norms_by_kernel", "qwen3_moe_attention",
+           "rotated", "turned"]
 
 DENSE: Final = ("llama", "qwen2", "qwen3")
 """Families whose layers `ModelParallelizer` checkpoints in four parts, `apply_submodule_checkpointing`."""
@@ -98,6 +99,18 @@ def _core(env: Env, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 def _is_eager(env: Env) -> bool:
     return env.options.attn_implementation == "eager"
+
+
+def is_eager(env: Env, family: str) -> bool:
+    """True if layers of the family run eager attention, whose mask the model makes."""
+    return _is_eager(env) and family in DENSE
+
+
+def made_mask(env: Env) -> Tensor:
+    """Mask that eager attention adds, made of truth values (transformers 5.23 `masking_utils.py`, eager_mask)."""
+    tape, run = env.tape, env.run
+    seen = new(tape, (run.seq, run.seq), "uint8", "is_seen")
+    return new(tape, (run.batch, run.seq, run.seq), run.compute, "causal_mask", run.batch * seen.nbytes)
 
 
 def _normed(env: Env, x: Tensor, block: Attention, path: str) -> tuple[Tensor, Tensor, Tensor]:

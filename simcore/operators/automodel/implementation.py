@@ -11,8 +11,7 @@ separate checkpoint: layers whose class is Automodel's are no case of `_should_u
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -36,18 +35,29 @@ from simcore.models.blocks import (
 from simcore.models.vision_blocks import VisionPart
 from simcore.operators.automodel.adapters.split import own_columns
 from simcore.operators.automodel.compiled.layer import compiled_layer
-from simcore.operators.automodel.dense import DENSE, dense_attention, dense_norm, norms_by_kernel, qwen3_moe_attention
+from simcore.operators.automodel.compressed.layer import compressed_layer
+from simcore.operators.automodel.compressed.modules import Modules
+from simcore.operators.automodel.compressed.streams import last_sum, shape_of_stream
+from simcore.operators.automodel.dense import (
+    DENSE,
+    dense_attention,
+    dense_norm,
+    is_eager,
+    norms_by_kernel,
+    qwen3_moe_attention,
+)
 from simcore.operators.automodel.env import ALONE, BESIDE, Env, around
 from simcore.operators.automodel.gpt_oss import oss_attention
 from simcore.operators.automodel.head import LINEAR_LOSSES, head, loss
-from simcore.operators.automodel.latent import drop_chosen, latent_attention, received_keys, sent_keys
-from simcore.operators.automodel.layers import attention, mlp
+from simcore.operators.automodel.latent import drop_chosen, latent_attention, sent_keys
+from simcore.operators.automodel.layers import attention, linear, mlp, norm
 from simcore.operators.automodel.moe import moe_of
 from simcore.operators.automodel.options import AutomodelOptions
 from simcore.operators.automodel.predictions import meet_further, predicted_logits, predictions, with_further
-from simcore.operators.automodel.qwen3_5 import gated_attention, kept_on_stage, make_tables, stem_tables
+from simcore.operators.automodel.qwen3_5 import gated_attention, make_tables, stem_tables
 from simcore.operators.automodel.recurrent import delta_net, mamba
 from simcore.operators.automodel.sparse import OF_GRIDS, QWEN3_5, SPARSE
+from simcore.operators.automodel.stem import by_parts, stage_stem, standing, tables_of_stem
 from simcore.operators.automodel.tensors import tensors
 from simcore.operators.hf.vision.deepstack import add_in_place
 from simcore.operators.implementation import Implementation
@@ -58,45 +68,12 @@ from simcore.operators.shared.logits import changes_logits, finished_logits
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.rows import Module
 from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Node, Section, Tape, Tensor
-from simcore.units import dtype_bytes
 
 __all__ = ["IMPLEMENTATION", "record", "standing", "tensors"]
 
 _EMPTY = Section(())
 _INSIDE: Final = (*LINEAR_LOSSES, "causal")
 """Losses of the hidden state, or that the model computes while it still holds it."""
-
-
-def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
-    """Bytes that the first step makes and that stay: "rotary_cache" of dense models, "block_masks" of flex attention.
-
-    Tables: fp32 cosines and sines of every position so far: `models/llama/rope_utils.py`,
-    LlamaRotaryEmbedding._build_cache. Masks: one of each window ([Note: flex attention] in
-    `operators/shared/aten/flex.py`).
-    """
-    found = [2 * 4 * run.seq * run.cp * block.block.head_dim for kind, run in runs if kind.family in DENSE
-             for block in kind.branches if isinstance(block.block, Attention)]
-    masks = {block.block.window: aten.block_masks(run.seq, run.batch * block.block.num_heads) for kind, run in runs
-             for block in kind.branches if isinstance(block.block, Attention) and AutomodelOptions.of(run.options).flex}
-    return {"rotary_cache": max(found, default=0), **({"block_masks": sum(masks.values())} if masks else {})}
-
-
-def stage_stem(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
-    """Bytes by name of angles, and of positions that checkpoints keep, which each stage makes for its own layers.
-
-    0.7.0 `distributed/pipelining/hf_utils.py`, create_pipeline_forward_inner; the models of `sparse` in their own
-    forward. Nemotron-H has none.
-    """
-    attending = ((kind, run, branch.block) for kind, run in runs if kind.family != "nemotron_h"
-                 for branch in kind.branches)
-    for kind, run, block in attending:
-        if isinstance(block, Attention | LatentAttention):
-            dim = block.rope if isinstance(block, LatentAttention) else block.rotated or block.head_dim
-            if kind.family in OF_GRIDS:
-                return kept_on_stage(kind.family, run, dim)
-            return {name: math.prod(shape) * dtype_bytes(dtype) for name, shape, dtype in (
-                *_angles(kind, run, dim), *received_keys(run, block))}
-    return {}
 
 
 def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int],
@@ -131,7 +108,7 @@ def _part(env: Env, kind: LayerKind) -> RecordedLayer:
     The head's caller is the model, which returns before a recipe computes the loss of the logits.
     """
     tape, run = env.tape, env.run
-    hidden: Tensor | None = _input(env, (run.batch, run.seq, kind.hidden),
+    hidden: Tensor | None = _input(env, (run.batch, run.seq, *shape_of_stream(kind)),
                                    "fp32" if env.options.wide_inputs else run.compute)
     assert hidden is not None
     leaf = hidden.node
@@ -182,14 +159,10 @@ def _added_masks(env: Env, kind: LayerKind) -> list[Tensor]:
     A checkpoint keeps it for its replay, see `_tables`.
     """
     run, tape = env.run, env.tape
-    if not run.first or not _is_eager(env, kind) or run.checkpoint == "full":
+    if not run.first or not is_eager(env, kind.family) or run.checkpoint == "full":
         return []
     slot = tape.slot("causal_mask", "activation")
     return [tape.external((run.batch, run.seq, run.seq), run.compute, slot, BEFORE)]
-
-
-def _is_eager(env: Env, kind: LayerKind) -> bool:
-    return env.options.attn_implementation == "eager" and kind.family in DENSE
 
 
 def _input(env: Env, shape: tuple[int, ...], dtype: str) -> Tensor:
@@ -210,13 +183,14 @@ def _hand_back(tape: Tape, leaf: Node | None) -> None:
 
 def _run(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
     if isinstance(kind.block, FinalNorm):
+        hidden = last_sum(_modules(env), hidden) if kind.block.streams else hidden
         return dense_norm(env, hidden, "model.norm", kind.family)
     if isinstance(kind.block, Head):
         if (changes_logits(kind) or kind.block.bias) and env.run.loss in LINEAR_LOSSES:
             raise NotYet(Problem("training.loss", f"not yet: {env.run.loss} of scaled, capped or biased logits"))
         logits = finished_logits(env.tape, kind, head(env, hidden, kind.block))
         return aten.cast(env.tape, logits, "fp32") if env.options.wide_logits else logits
-    if not _checkpointed(kind, env.run) or _by_parts(kind, env.run):
+    if not _checkpointed(kind, env.run) or by_parts(kind, env.run):
         return _layer(env, kind, hidden)
     if env.run.ep > 1 and env.options.keeps_router:
         env.cache = {}
@@ -228,24 +202,19 @@ def _checkpointed(kind: LayerKind, run: LayerWorkload) -> bool:
     return run.checkpoint == "full" and (everything or isinstance(kind.branches[0].block, Mamba2 | Mlp))
 
 
-def _by_parts(kind: LayerKind, run: LayerWorkload) -> bool:
-    """Norms, attention and MLP are checkpoints of their own, see `_checkpointed`."""
-    return run.checkpoint == "full" and run.ep == 1 and kind.family in (*DENSE, "gpt_oss", "qwen3_moe", *QWEN3_5)
-
-
 def _layer(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
     """`x + block(norm(x))` for every branch; some blocks name what a branch made until they return."""
     if env.options.compiled:
         return compiled_layer(env.tape, env.run, kind, hidden, fuses_norms=not norms_by_kernel(kind.family))
     try:
-        return _branches(env, kind, hidden)
+        return _of_streams(env, kind, hidden) if kind.streams else _branches(env, kind, hidden)
     finally:  # a replay stops before its layer returns
         env.held.clear()
 
 
 def _branches(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
     named = []
-    region = env.tape.checkpoint if _by_parts(kind, env.run) else _at_once
+    region = env.tape.checkpoint if by_parts(kind, env.run) else _at_once
     for branch in kind.branches:
         residual, env.tape.scope = hidden, ""
         hidden = region(partial(dense_norm, env, hidden, branch.norm, kind.family))
@@ -257,6 +226,20 @@ def _branches(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
         del given
         hidden = aten.add(env.tape, residual, hidden, "residual")
     return hidden
+
+
+def _of_streams(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
+    """A layer of DeepSeek-V4, whose experts' module names a mask of tokens."""
+    def experts(x: Tensor, block: Moe, path: str) -> Tensor:
+        _is_token = env.tape.empty((env.run.tokens,), "uint8", "is_token")
+        x = around(env.tape, x, BESIDE[Moe] if env.run.ep > 1 else ALONE)
+        return moe_of(env, x, block, path, SPARSE[kind.family])
+
+    return compressed_layer(_modules(env), kind, hidden, experts)
+
+
+def _modules(env: Env) -> Modules:
+    return Modules(env.tape, env.run, partial(linear, env), partial(norm, env), env.param, env.options.sparse, env.kept)
 
 
 def _holds_given(kind: LayerKind, branch: Branch) -> bool:
@@ -317,7 +300,7 @@ def _embedding(env: Env, kind: LayerKind, block: Embedding) -> RecordedLayer:
     tape.rename(out.storage, HIDDEN)
     out.disown()
     # Tables of angles: the layers' nodes keep them until the first layer's backward, right before this one's.
-    tables = _tables(env, kind, block)
+    tables = tables_of_stem(env, kind, block)
     if kind.family in OF_GRIDS and not block.tower:
         make_tables(env, kind.family, block.rotary_dim)
     forward = tape.cut()
@@ -331,38 +314,6 @@ def _embedding(env: Env, kind: LayerKind, block: Embedding) -> RecordedLayer:
     if splits:
         own_rows(tape, run)
     return RecordedLayer(forward, tape.cut(), grads=tape.release_grads())
-
-
-def _tables(env: Env, kind: LayerKind, block: Embedding) -> list[Tensor]:
-    """Angles, and positions that a checkpoint keeps, in the order in which the stem makes them."""
-    tape, run = env.tape, env.run
-    mask = [_made_mask(env)] if _is_eager(env, kind) else []
-    if mask and run.checkpoint != "full":
-        mask.pop().disown()
-    return mask + [tape.empty(shape, dtype, name) for name, shape, dtype in _angles(kind, run, block.rotary_dim)]
-
-
-def _made_mask(env: Env) -> Tensor:
-    """Mask that eager attention adds, made of truth values (transformers 5.23 `masking_utils.py`, eager_mask)."""
-    tape, run = env.tape, env.run
-    seen = aten.new(tape, (run.seq, run.seq), "uint8", "is_seen")
-    return aten.new(tape, (run.batch, run.seq, run.seq), run.compute, "causal_mask", run.batch * seen.nbytes)
-
-
-def _angles(kind: LayerKind, run: LayerWorkload, dim: int) -> list[tuple[str, tuple[int, ...], str]]:
-    """Name, shape and dtype of what turns queries and keys; `dim`: dimensions of a head that are rotated, 0 none.
-
-    Cosines and sines in fp32. A row a token of the models in `sparse`: of those with latent attention complex64
-    (`rope_utils.py`, freqs_cis_from_position_ids), of others side by side (`gpt_oss/rope_utils.py`,
-    position_ids_to_freqs_cis).
-    """
-    if kind.family in OF_GRIDS:
-        return []
-    if kind.family in SPARSE:
-        return [("freqs_cis", (run.batch, run.seq, dim), "fp32")]
-    # A checkpoint keeps what attention is given by name, positions among it.
-    positions = [("position_ids", (run.seq,), "int64")] if _by_parts(kind, run) else []
-    return positions + [(f"rotary_{name}", (1, run.seq, dim), "fp32") for name in ("cos", "sin") if dim]
 
 
 def _loss(env: Env, block: Loss) -> RecordedLayer:

@@ -19,7 +19,13 @@ from simcore.operators.automodel.dispatch_deepep import deepep, hybridep
 from simcore.operators.automodel.dispatch_local import gathered
 from simcore.operators.automodel.env import Env
 from simcore.operators.automodel.layers import linear, mlp
-from simcore.operators.automodel.router import chosen_softmax_gate, corrected_gate, fake_gate, softmax_gate
+from simcore.operators.automodel.router import (
+    chosen_softmax_gate,
+    corrected_gate,
+    fake_gate,
+    softmax_gate,
+    table_gate,
+)
 from simcore.operators.automodel.sparse import SparseFamily
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved
@@ -51,6 +57,8 @@ def moe(env: Env, x: Tensor, block: Moe, path: str, *, wide: bool = False, wide_
     given = linear(env, x, f"{path}.fc1_latent_proj") if block.latent else x
     if env.options.fake_balanced_gate:
         weights, indices = fake_gate(env, x, block)
+    elif block.table:
+        weights, indices = table_gate(env, x, block, f"{path}.gate")
     elif block.router == "softmax" and not corrects:
         weights, indices = softmax_gate(env, x, block, f"{path}.gate")
     elif block.router == "topk_softmax":
@@ -81,11 +89,23 @@ def moe_of(env: Env, x: Tensor, block: Moe, path: str, sparse: SparseFamily | No
 def _shared_expert(env: Env, x: Tensor, block: Moe, path: str) -> Tensor:
     """Its kernels are told apart: some releases run them beside the exchanges."""
     env.tape.module = Module.SHARED_EXPERTS
-    out = mlp(env, x, f"{path}.shared_experts", gated=block.gated)
+    if block.clamped:
+        out = _clamped(env, x, f"{path}.shared_experts")
+    else:
+        out = mlp(env, x, f"{path}.shared_experts", gated=block.gated)
     if block.shared_gate:
         out = aten.mul(env.tape, aten.sigmoid(env.tape, linear(env, x, f"{path}.shared_expert_gate")), out, "weighed")
     env.tape.module = Module.NONE
     return out
+
+
+def _clamped(env: Env, x: Tensor, path: str) -> Tensor:
+    """SwiGLU in fp32 whose gate is kept below a limit, and the other product within it (`MLP`, swiglu_limit)."""
+    tape = env.tape
+    gate = aten.clamp(tape, aten.cast(tape, linear(env, x, f"{path}.gate_proj"), "fp32"), 1)
+    up = aten.clamp(tape, aten.cast(tape, linear(env, x, f"{path}.up_proj"), "fp32"), 2)
+    return linear(env, aten.cast(tape, aten.mul(tape, aten.silu(tape, gate), up, "swiglu"), x.dtype),
+                  f"{path}.down_proj")
 
 
 # ---- experts ----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Routers of NeMo Automodel: gates by sigmoid and by softmax, a fake one, the choice of experts.
+"""Routers of NeMo Automodel: gates by sigmoid, by softmax, by a table; a fake one, the choice of experts.
 
 nemo-automodel 0.7.0 `components/moe/layers.py`.
 """
@@ -11,7 +11,7 @@ from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Operand, Saved, needs_grad, new
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
-__all__ = ["chosen_softmax_gate", "corrected_gate", "fake_gate", "softmax_gate"]
+__all__ = ["chosen_softmax_gate", "corrected_gate", "fake_gate", "softmax_gate", "table_gate"]
 
 
 def fake_gate(env: Env, x: Tensor, block: Moe) -> tuple[Tensor, Tensor]:
@@ -30,14 +30,16 @@ def corrected_gate(env: Env, x: Tensor, block: Moe, path: str, dtype: str, produ
 
     `Gate.forward` with `gate_precision` fp32, which most models set: weight and input are cast, not the product.
     `path`: name of the gate's module; `dtype`: that of the weights that come out; `product`: that of the product, which
-    is cast to fp32 after it if no `gate_precision` is set. A buffer corrects the scores for the choice: by sigmoid, or
-    by softmax (`softmax_with_bias`).
+    is cast to fp32 after it if no `gate_precision` is set. A buffer corrects the scores for the choice: by sigmoid, by
+    softmax (`softmax_with_bias`), or by the root of softplus.
     """
     tape = env.tape
     seen, weight = aten.cast(tape, x, product), aten.cast(tape, env.param(f"{path}.weight"), product)
     assert isinstance(seen, Tensor)
     logits = _project(env, seen, weight)  # which the gate names until it returns
     weights, indices, original = _corrected(env, logits, block)
+    if block.router == "sqrtsoftplus":  # whose buffer the model corrects by the loads of each step
+        _count(tape, logits.shape)
     made = aten.cast(tape, weights, dtype)
     original = aten.cast(tape, original, dtype) if product == "fp32" else original
     assert isinstance(made, Tensor)
@@ -47,8 +49,11 @@ def corrected_gate(env: Env, x: Tensor, block: Moe, path: str, dtype: str, produ
 def _corrected(env: Env, logits: Tensor, block: Moe) -> tuple[Tensor, Tensor, Tensor]:
     """`Gate._route_scores` with a correction: (weights, indices, scores that add up to one)."""
     tape = env.tape
-    scores = aten.cast(tape, logits, "fp32")
-    scores = (aten.softmax if block.router == "softmax" else aten.sigmoid)(tape, scores)
+    if block.router == "sqrtsoftplus":
+        scores = aten.sqrt(tape, aten.softplus(tape, aten.cast(tape, logits, "fp32")))
+    else:
+        scores = aten.cast(tape, logits, "fp32")
+        scores = (aten.softmax if block.router == "softmax" else aten.sigmoid)(tape, scores)
     original = scores
     scores = aten.add_scalar(tape, scores)  # the correction bias, a buffer
     indices = _choose(env, scores, block.top_k)
@@ -59,6 +64,29 @@ def _corrected(env: Env, logits: Tensor, block: Moe) -> tuple[Tensor, Tensor, Te
         weights = _quotient(tape, weights, total)
         original = _quotient(tape, original, everything)
     return aten.mul_scalar(tape, weights), indices, original
+
+
+def _count(tape: Tape, shape: tuple[int, ...]) -> None:
+    """`_compute_expert_load`: the choice [tokens, experts] and a number a token in int64; what stays is left out."""
+    _mask, _ones = new(tape, shape, "int64", "expert_mask"), new(tape, shape[:1], "int64", "contribution")
+    tape.compute(Kernel.PERMUTE, 0, _mask.nbytes)
+
+
+def table_gate(env: Env, x: Tensor, block: Moe, path: str) -> tuple[Tensor, Tensor]:
+    """(weights in x's type, int64 indices) of the experts that a table says for each token, both [tokens, top_k].
+
+    `models/deepseek_v4/model.py`, DeepseekV4HashGate: scores in fp32 weigh the chosen. `path`: name of the module.
+    """
+    tape = env.tape
+    logits = _project(env, aten.cast(tape, x, "fp32"), aten.cast(tape, env.param(f"{path}.weight"), "fp32"))
+    scores = aten.sqrt(tape, aten.softplus(tape, logits))
+    del logits
+    indices = new(tape, (x.shape[0], block.top_k), "int64", "topk_indices", kernel=Kernel.PERMUTE)
+    weights = aten.gather(tape, scores, indices, "router_weights")
+    total = _row_sum(tape, weights)
+    weights = _quotient(tape, weights, total)
+    weights = aten.mul_scalar(tape, weights)
+    return aten.cast(tape, weights, x.dtype), indices
 
 
 def softmax_gate(env: Env, x: Tensor, block: Moe, path: str) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """Families with experts in every layer, or in every one but the first, whose models NeMo Automodel 0.7.0 writes alike.
 
-`components/models/{deepseek_v3,deepseek_v32,glm4_moe,glm4_moe_lite,glm_moe_dsa,gpt_oss,hy_v3,ling_v2,minimax_m2,
+`components/models/{deepseek_v3,deepseek_v32,deepseek_v4,glm4_moe,glm4_moe_lite,glm_moe_dsa,gpt_oss,hy_v3,ling_v2,minimax_m2,
 mistral4,qwen3_moe,qwen3_next}/model.py`, `{qwen3_5_moe,qwen3_vl_moe}/model.py`: attention, then an MLP or experts, each
 behind its norm, with rotary tables that the model makes of position ids. Nemotron-H has a model of another kind.
 """
@@ -49,6 +49,8 @@ SPARSE: Final = {
     "bailing_moe": SparseFamily("BailingMoeV2ForCausalLM", "ling_v2", holds_stem=True, splits=("pp",)),
     "deepseek_v3": SparseFamily("DeepseekV3ForCausalLM", "deepseek_v3", holds_stem=True),
     "deepseek_v32": SparseFamily("DeepseekV32ForCausalLM", "deepseek_v32", holds_stem=True, splits=("pp",)),
+    "deepseek_v4": SparseFamily("DeepseekV4ForCausalLM", "deepseek_v4", holds_stem=True, wide=False, wide_product=False,
+                                splits=("pp",)),
     "gpt_oss": SparseFamily("GptOssForCausalLM", "gpt_oss", routes_alone=False, wide=False, wide_product=False,
                              holds_given=True, splits=()),
     "glm4_moe": SparseFamily("Glm4MoeForCausalLM", "glm4_moe", splits=("pp",)),

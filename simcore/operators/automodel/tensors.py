@@ -23,6 +23,7 @@ from simcore.errors import NotYet, Problem
 from simcore.models.blocks import (
     Attention,
     Branch,
+    CompressedAttention,
     Embedding,
     FinalNorm,
     GatedDeltaNet,
@@ -36,6 +37,7 @@ from simcore.models.blocks import (
 )
 from simcore.models.tensor import TensorSpec, linear_weight
 from simcore.models.vision_blocks import VisionPart
+from simcore.operators.automodel.compressed.tensors import attention_tensors, end_tensors, stream_tensors
 from simcore.operators.automodel.sparse import QWEN3_5, SPARSE
 from simcore.operators.shared.features import refuse_megatrons
 from simcore.operators.shared.indexer import indexer_tensors
@@ -71,17 +73,19 @@ def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
         return (TensorSpec("model.embed_tokens.weight", (block.vocab, block.hidden), ("vocab", "hidden"), "embedding",
                            "embedding"),)
     if isinstance(block, FinalNorm):
-        return (_norm("model.norm", block.hidden),)
+        return tuple(end_tensors(block)) if block.streams else (_norm("model.norm", block.hidden),)
     if isinstance(block, Head):
         component = "embedding" if block.tied else "lm_head"
-        return (TensorSpec("lm_head.weight", (block.vocab, block.hidden), ("vocab", "hidden"), component, "linear"),)
+        return (TensorSpec("lm_head.weight", (block.vocab, block.hidden), ("vocab", "hidden"), component, "linear",
+                           "fp32" if kind.family == "deepseek_v4" else ""),)
     return ()  # the loss
 
 
 def _layer(kind: LayerKind) -> tuple[TensorSpec, ...]:
     norms = [_norm(branch.norm, kind.hidden) for branch in kind.branches]
     blocks = [spec for branch in kind.branches for spec in _BRANCH[type(branch.block)](branch, kind.family)]
-    return tuple(norms + blocks) if kind.family == "nemotron_h" else tuple(blocks + norms)
+    streams = tuple(stream_tensors(kind)) if kind.streams else ()
+    return tuple(norms + blocks) if kind.family == "nemotron_h" else (*blocks, *norms, *streams)
 
 
 def _further(kind: LayerKind, block: Mtp) -> tuple[TensorSpec, ...]:
@@ -214,6 +218,11 @@ def _latent(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
     )
 
 
+def _compressed(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
+    b: Any = branch.block
+    return tuple(attention_tensors(branch.name, b))
+
+
 def _mlp(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
     b: Any = branch.block
     dense = family in ("llama", "qwen2", "qwen3")
@@ -240,7 +249,9 @@ def _moe(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
     specs = [
         TensorSpec(f"{at}.gate.weight", (experts, b.hidden), ("experts_router", "hidden"), "router", "router",
                    "fp32" if family in SPARSE and SPARSE[family].wide_gate else ""),
-        *((correction,) if b.router == "sigmoid" or (family in SPARSE and SPARSE[family].corrects) else ()),
+        *((correction,) if _is_corrected(b, family) else ()),
+        *((TensorSpec(f"{at}.gate.tid2eid", (b.table, b.top_k), ("vocab", "top_k"), "router", "router", "int64",
+                      is_buffer=True, trainable=False),) if b.table else ()),
         *((TensorSpec(f"{at}.gate.bias", (experts,), ("experts_router",), "router", "router"),) if b.bias else ()),
         TensorSpec(f"{at}.experts.gate_and_up_projs", (experts, size, up), ("experts", seen, "expert_ffn"),
                    "routed_experts", "grouped"),
@@ -262,6 +273,13 @@ def _moe(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
     return tuple(specs)
 
 
+def _is_corrected(block: Moe, family: str) -> bool:
+    """True for a router whose choice a buffer corrects."""
+    rooted = block.router == "sqrtsoftplus" and not block.table
+    return block.router == "sigmoid" or rooted or (family in SPARSE and SPARSE[family].corrects)
+
+
 _BRANCH: Final[dict[type, Callable[[Branch, str], tuple[TensorSpec, ...]]]] = {
-    Mamba2: _mamba, GatedDeltaNet: _delta_net, Attention: _attention, LatentAttention: _latent, Mlp: _mlp, Moe: _moe
+    Mamba2: _mamba, GatedDeltaNet: _delta_net, Attention: _attention, LatentAttention: _latent, Mlp: _mlp, Moe: _moe,
+    CompressedAttention: _compressed,
 }

@@ -14,7 +14,7 @@ from simcore.models.blocks import Branch, Moe
 from simcore.operators.hf.layers import Core
 from simcore.operators.hf.moe import as_rows, by_expert, by_token
 from simcore.operators.shared import aten
-from simcore.operators.shared.eager_attention import added_mask, scores_of, weighted_values
+from simcore.operators.shared.eager_attention import added_mask, from_largest, scores_of, weighted_values
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Param, Tape, Tensor
 
@@ -43,7 +43,7 @@ def eager_core(tape: Tape, run: LayerWorkload, name: str, mask: Tensor | None, h
         square = (q.shape[0], q.shape[2], q.shape[1], q.shape[1])
         weights = added_mask(tape, scores_of(tape, q, keys, []), mask)
         logits = _with_sinks(tape, weights, sinks)
-        logits = _from_largest(tape, logits)
+        logits = from_largest(tape, logits)
         probabilities = aten.softmax(tape, logits)
         weights = _without_sinks(tape, probabilities, square)
         held.append(weights)
@@ -65,27 +65,6 @@ def _with_sinks(tape: Tape, x: Tensor, sinks: Param) -> Tensor:
 
     node = tape.node((x, sinks), (), backward, reduce_to=(shape, sinks.shape))
     out = aten.new(tape, (*shape[:-1], shape[-1] + 1), x.dtype, "with_sinks", x.nbytes)
-    out.node = node
-    return out
-
-
-def _from_largest(tape: Tape, x: Tensor) -> Tensor:
-    """`x - x.max(dim=-1, keepdim=True).values`."""
-    shape, dtype, rows = x.shape, x.dtype, (*x.shape[:-1], 1)
-
-    def to_largest(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:
-        zeros = aten.new(tape, shape, dtype, "zeros")
-        return [aten.new(tape, shape, dtype, "grad_max", zeros.nbytes)]
-
-    node = tape.node((x,), (), to_largest)
-    largest = aten.new(tape, rows, dtype, "max", x.nbytes)
-    indices = tape.empty(rows, "int64", "max_indices")
-    tape.save(node, indices)
-    largest.node = node
-    del indices
-    node = tape.node((x, largest), (), lambda tape, grads, saved: [grads[0], aten.new(tape, shape, dtype, "grad_sub")],
-                     reduce_to=(shape, rows))
-    out = aten.new(tape, shape, dtype, "from_largest", x.nbytes)
     out.node = node
     return out
 

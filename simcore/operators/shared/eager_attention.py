@@ -22,7 +22,7 @@ from simcore.operators.shared.logits import CAP
 from simcore.recording.tape import Kernel, Tape, Tensor
 from simcore.units import dtype_bytes
 
-__all__ = ["added_mask", "eager_core", "scores_of", "weighted_values"]
+__all__ = ["added_mask", "eager_core", "from_largest", "scores_of", "weighted_values"]
 
 
 def eager_core(tape: Tape, mask: Tensor | None, held: list[Tensor], *,
@@ -79,6 +79,27 @@ def added_mask(tape: Tape, x: Tensor, mask: Tensor) -> Tensor:
     """`x + mask` of scores [b, heads, s, s] in a new tensor of the wider type; the mask gets no gradient."""
     node = tape.node((x,), (), lambda tape, grads, saved: [grads[0]], reduce_to=(x.shape,), cast_to=(x.dtype,))
     out = aten.new(tape, x.shape, max((x.dtype, mask.dtype), key=dtype_bytes), "masked", x.nbytes + mask.nbytes)
+    out.node = node
+    return out
+
+
+def from_largest(tape: Tape, x: Tensor) -> Tensor:
+    """Logits less the largest of their row, `x - x.max(dim=-1, keepdim=True).values`, in a new tensor."""
+    shape, dtype, rows = x.shape, x.dtype, (*x.shape[:-1], 1)
+
+    def to_largest(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        zeros = aten.new(tape, shape, dtype, "zeros")
+        return [aten.new(tape, shape, dtype, "grad_max", zeros.nbytes)]
+
+    node = tape.node((x,), (), to_largest)
+    largest = aten.new(tape, rows, dtype, "max", x.nbytes)
+    indices = tape.empty(rows, "int64", "max_indices")
+    tape.save(node, indices)
+    largest.node = node
+    del indices
+    node = tape.node((x, largest), (), lambda tape, grads, saved: [grads[0], aten.new(tape, shape, dtype, "grad_sub")],
+                     reduce_to=(shape, rows))
+    out = aten.new(tape, shape, dtype, "from_largest", x.nbytes)
     out.node = node
     return out
 

@@ -46,6 +46,7 @@ from simcore.operators.shared.aten.elementwise import (
     sigmoid,
     silu,
     softplus,
+    sqrt,
     square,
     sub,
     tanh,
@@ -92,5 +93,5 @@ __all__ = ["Grads", "Operand", "Saved", "WIDEST", "add", "add_", "add_scalar", "
            "product", "relu", "repeat_heads", "reshaped", "rms_norm", "rotate", "rotate_half", "rotate_halves", "rsqrt",
            "scaled_dot_product_attention",
            "select", "shapes_of_group", "sigmoid", "silu", "slice_half", "slice_last", "softmax", "softplus", "sort",
-           "split", "square", "strided", "sub", "sum_last", "sum_of", "swap_dims", "tanh", "to_heads", "topk",
+           "split", "sqrt", "square", "strided", "sub", "sum_last", "sum_of", "swap_dims", "tanh", "to_heads", "topk",
            "wide_attention"]

@@ -10,8 +10,8 @@ from simcore.recording.tape import Kernel, Param, Tape, Tensor
 from simcore.units import dtype_bytes
 
 __all__ = ["add", "add_", "add_scalar", "cast", "clamp", "div", "div_", "dropout", "exp", "gelu", "masked_fill", "mul",
-           "mul_", "mul_rows", "mul_scalar", "neg", "relu", "rsqrt", "select", "sigmoid", "silu", "softplus", "square",
-           "sub", "tanh"]
+           "mul_", "mul_rows", "mul_scalar", "neg", "relu", "rsqrt", "select", "sigmoid", "silu", "softplus", "sqrt",
+           "square", "sub", "tanh"]
 
 
 @overload
@@ -74,6 +74,14 @@ def rsqrt(tape: Tape, x: Tensor) -> Tensor:
     The gradient, `-0.5 * grad * result.pow(3)`, takes three kernels.
     """
     return unary(tape, x, "rsqrt", "output", steps=3)
+
+
+def sqrt(tape: Tape, x: Tensor) -> Tensor:
+    """Records `x.sqrt()`; returns a new tensor with the shape and type of `x`. Autograd saves the output.
+
+    The gradient, `grad / (2 * result)`, takes two kernels.
+    """
+    return unary(tape, x, "sqrt", "output", steps=2)
 
 
 def gelu(tape: Tape, x: Tensor) -> Tensor:

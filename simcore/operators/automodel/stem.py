@@ -1,0 +1,85 @@
+"""Tensors that a model makes before its layers, or in its first step, and that its layers share.
+
+nemo-automodel 0.7.0 `components/models/*/model.py`, `components/distributed/pipelining/hf_utils.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from simcore.models.blocks import Attention, Embedding, LatentAttention, LayerKind
+from simcore.operators.automodel.dense import DENSE, is_eager, made_mask
+from simcore.operators.automodel.env import Env
+from simcore.operators.automodel.latent import received_keys
+from simcore.operators.automodel.options import AutomodelOptions
+from simcore.operators.automodel.qwen3_5 import kept_on_stage
+from simcore.operators.automodel.sparse import OF_GRIDS, QWEN3_5, SPARSE
+from simcore.operators.shared import aten
+from simcore.recording.layer import LayerWorkload
+from simcore.recording.tape import Tensor
+from simcore.units import dtype_bytes
+
+__all__ = ["by_parts", "stage_stem", "standing", "tables_of_stem"]
+
+
+def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
+    """Bytes that the first step makes and that stay: "rotary_cache" of dense models, "block_masks" of flex attention.
+
+    Tables: fp32 cosines and sines of every position so far: `models/llama/rope_utils.py`,
+    LlamaRotaryEmbedding._build_cache. Masks: one of each window ([Note: flex attention] in
+    `operators/shared/aten/flex.py`).
+    """
+    found = [2 * 4 * run.seq * run.cp * block.block.head_dim for kind, run in runs if kind.family in DENSE
+             for block in kind.branches if isinstance(block.block, Attention)]
+    masks = {block.block.window: aten.block_masks(run.seq, run.batch * block.block.num_heads) for kind, run in runs
+             for block in kind.branches if isinstance(block.block, Attention) and AutomodelOptions.of(run.options).flex}
+    return {"rotary_cache": max(found, default=0), **({"block_masks": sum(masks.values())} if masks else {})}
+
+
+def stage_stem(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
+    """Bytes by name of angles, and of positions that checkpoints keep, which each stage makes for its own layers.
+
+    0.7.0 `distributed/pipelining/hf_utils.py`, create_pipeline_forward_inner; the models of `sparse` in their own
+    forward. Nemotron-H has none.
+    """
+    attending = ((kind, run, branch.block) for kind, run in runs if kind.family != "nemotron_h"
+                 for branch in kind.branches)
+    for kind, run, block in attending:
+        if isinstance(block, Attention | LatentAttention):
+            dim = block.rope if isinstance(block, LatentAttention) else block.rotated or block.head_dim
+            if kind.family in OF_GRIDS:
+                return kept_on_stage(kind.family, run, dim)
+            return {name: math.prod(shape) * dtype_bytes(dtype) for name, shape, dtype in (
+                *_angles(kind, run, dim), *received_keys(run, block))}
+    return {}
+
+
+def tables_of_stem(env: Env, kind: LayerKind, block: Embedding) -> list[Tensor]:
+    """Angles, and positions that a checkpoint keeps, in the order in which the stem makes them."""
+    tape, run = env.tape, env.run
+    mask = [made_mask(env)] if is_eager(env, kind.family) else []
+    if mask and run.checkpoint != "full":
+        mask.pop().disown()
+    return mask + [tape.empty(shape, dtype, name) for name, shape, dtype in _angles(kind, run, block.rotary_dim)]
+
+
+def _angles(kind: LayerKind, run: LayerWorkload, dim: int) -> list[tuple[str, tuple[int, ...], str]]:
+    """Name, shape and dtype of what turns queries and keys; `dim`: dimensions of a head that are rotated, 0 none.
+
+    Cosines and sines in fp32. A row a token of the models in `sparse`: of those with latent attention complex64
+    (`rope_utils.py`, freqs_cis_from_position_ids), of others side by side (`gpt_oss/rope_utils.py`,
+    position_ids_to_freqs_cis).
+    """
+    if kind.family in OF_GRIDS:
+        return []
+    if kind.family in SPARSE:
+        return [("freqs_cis", (run.batch, run.seq, dim), "fp32")]
+    # A checkpoint keeps what attention is given by name, positions among it.
+    positions = [("position_ids", (run.seq,), "int64")] if by_parts(kind, run) else []
+    return positions + [(f"rotary_{name}", (1, run.seq, dim), "fp32") for name in ("cos", "sin") if dim]
+
+
+def by_parts(kind: LayerKind, run: LayerWorkload) -> bool:
+    """Norms, attention and MLP are checkpoints of their own, see `_checkpointed`."""
+    return run.checkpoint == "full" and run.ep == 1 and kind.family in (*DENSE, "gpt_oss", "qwen3_moe", *QWEN3_5)
