@@ -293,8 +293,10 @@ class Tape(Recorder):
         """Passes gradients to nodes at once, and to parameters (AccumulateGrad) when all nodes have theirs."""
         params: list[tuple[Param, Tensor]] = []
         for i, edge in enumerate(node.edges):
+            if edge is None:  # what nobody takes stays among the results, too
+                continue
             grad, outputs[i] = outputs[i], None
-            if grad is None or edge is None:
+            if grad is None:
                 continue
             if isinstance(edge, Param):
                 params.append((edge, grad))

@@ -15,9 +15,9 @@ def test_a_workload_without_options_has_the_defaults() -> None:
 
 
 def test_options_are_found_as_they_were_set() -> None:
-    options: ImplementationOptions = HfOptions(liger=True)
+    options: ImplementationOptions = HfOptions(autocast=True)
     assert HfOptions.of(options) is options
-    assert hash(options) == hash(HfOptions(liger=True)) != hash(HfOptions())
+    assert hash(options) == hash(HfOptions(autocast=True)) != hash(HfOptions())
 
 
 @pytest.mark.parametrize("options", [MegatronOptions(), ImplementationOptions(hidden="fp32")])

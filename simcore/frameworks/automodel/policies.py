@@ -46,7 +46,7 @@ from typing import Any, Final
 from simcore.frameworks.automodel.families import REGISTERED
 from simcore.frameworks.common.expert_modules import HUB
 from simcore.frameworks.common.kernels import NORM_AND_PRODUCT
-from simcore.frameworks.common.liger import LIGER_FAMILIES, LIGER_OPTION, has_liger
+from simcore.frameworks.common.liger import LIGER_DEFAULTS, LIGER_OPTION, liger_kernels
 from simcore.frameworks.common.torch import offloaded_together
 from simcore.models.blocks import Attention, Moe
 from simcore.operators.automodel.head import VOCAB_PARALLEL
@@ -326,7 +326,7 @@ def patched_by_liger(job: Draft, options: dict[str, object]) -> bool:
     if job.graph.architecture.family in REGISTERED:
         job.refuse_idle(options, LIGER_OPTION, "in a class of Automodel's own (0.7.0 _transformers/auto_model.py:593)")
         return False
-    known = job.graph.architecture.family in LIGER_FAMILIES and not trains_policies(job)
-    has_liger(job, options)
+    known = job.graph.architecture.family in LIGER_DEFAULTS and not trains_policies(job)
+    liger_kernels(job, options)
     return job.flag(options, LIGER_OPTION, "0.7.0 _transformers/auto_model.py: use_liger_kernel=True" if known else
                     "assumed: Liger has kernels for it, which are not described", default=known)

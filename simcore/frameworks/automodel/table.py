@@ -79,7 +79,7 @@ from simcore.frameworks.common.afterwards import AUTOMODEL_FILES, AUTOMODEL_LOOP
 from simcore.frameworks.common.checkpoint_files import automodel_files
 from simcore.frameworks.common.hot_ranks import fullest_load
 from simcore.frameworks.common.kernels import SDPA_BACKENDS
-from simcore.frameworks.common.liger import LIGER_OPTION
+from simcore.frameworks.common.liger import LIGER_OPTION, every_kernel
 from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, is_packed, packed_of
 from simcore.frameworks.common.torch import States, all_or_no_checkpoint
 from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
@@ -215,7 +215,7 @@ def _layer_options(job: Draft, options: dict[str, object], version: str) -> Impl
                    position_axes=3 * (sees and job.scenario.training.lengths == "packed"),
                    wide_sdpa=job.graph.architecture.family == "gemma4",  # models/gemma4_moe/sdpa_fp32.py
                    casts_images="once" if sees and wide else "", compiled_layers=runs_compiled(job),
-                   attn_implementation=attention_of(job, options), liger=patched_by_liger(job, options),
+                   attn_implementation=attention_of(job, options), liger=every_kernel(asked=patched_by_liger(job, options)),
                    embeddings_require_grad=native and _transformers.replayed(job))
 
 

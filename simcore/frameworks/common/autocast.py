@@ -118,5 +118,5 @@ def _check(job: Job, stored: str, *, casts: bool) -> None:
         raise job.not_yet("training.precision.params", f"preference_softmax in full, of parameters in {stored} beside "
                           f"a reference in {job.compute}")
     if stored != job.compute:
-        job.one_of("training.loss", job.scenario.training.loss, ("auto", "hf", "hf_keep_logits",
+        job.one_of("training.loss", job.scenario.training.loss, ("auto", "hf", "hf_keep_logits", "liger",
                                                                  *sorted(PREFERENCE)))

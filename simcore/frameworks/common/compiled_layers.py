@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from simcore.frameworks.common.liger import LIGER_OPTION
+from simcore.frameworks.common.liger import asks_for_liger
 from simcore.models.blocks import Attention
 from simcore.placement.job import Job
 
@@ -42,7 +42,7 @@ def _not_measured(job: Job, options: dict[str, Any]) -> str:
         return f"in {job.compute}"
     if training.method != "full":
         return f"of a model that {training.method} trains"
-    if options.get(LIGER_OPTION):
+    if asks_for_liger(options):
         return "with Liger's kernels"
     given = options.get("attn_implementation")
     if given not in (None, "sdpa", "flash_attention_2", "flex_attention"):

@@ -9,7 +9,7 @@ from simcore.frameworks.common.afterwards import HF_FILES, TRAINER_LOOP, kept_lo
 from simcore.frameworks.common.compiled_layers import LAYERS_ALONE, assumptions, check_compiled
 from simcore.frameworks.common.expert_adapters import adapts_experts
 from simcore.frameworks.common.kernels import SDPA_BACKENDS, runs_math
-from simcore.frameworks.common.liger import LIGER_OPTION, has_liger
+from simcore.frameworks.common.liger import LIGER_OPTIONS, asks_for_liger, liger_kernels
 from simcore.frameworks.common.pipeline import weighed_stages
 from simcore.frameworks.common.qlora import EXPERTS_OPTION, STORAGE_OPTION, STORAGES, TUNE_OPTION
 from simcore.frameworks.common.torch import OF_POLICIES, Defaults, all_or_no_checkpoint, check_optimizer_in_backward
@@ -37,7 +37,7 @@ LAYER_OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "attn_implementation": (None, "eager", "sdpa", "flash_attention_2"),
     "experts_implementation": (None, "grouped_mm"),
     "sdpa_backend": (None, *SDPA_BACKENDS),
-    LIGER_OPTION: (True, False),
+    **LIGER_OPTIONS,
     FROZEN_OPTION: (True, False),
 }
 """Options of transformers' layers that every framework around them takes."""
@@ -114,8 +114,8 @@ def _check_tower(job: Job, options: dict[str, Any]) -> None:
                           "than eager and flash_attention_2")
     if attention == "flex_attention" or (attention == "eager" and family in _NARROW):
         raise job.not_yet("framework_options.attn_implementation", f"{attention} in the vision tower of {family}")
-    for name in (LIGER_OPTION, "compile"):
-        if options.get(name):
+    for name, asked in (("use_liger_kernel", asks_for_liger(options)), ("compile", options.get("compile"))):
+        if asked:
             raise job.not_yet(f"framework_options.{name}", "kernels of that kind in a model with a vision tower")
     if job.scenario.training.offload.part("activations")[1]:
         raise job.not_yet("training.offload.activations", "inputs of layers on the host in a model with a vision tower")
@@ -234,7 +234,7 @@ def dense_options_of(job: Draft, options: dict[str, Any]) -> HfOptions:
     unit = job.mesh.ep > 1 and options.get("experts") != "ignored"
     attention = _attention(job, options)
     return HfOptions(experts_unit=unit, inputs_on_host=job.scenario.training.offload.part("activations")[1] > 0,
-                     attn_implementation=attention, liger=has_liger(job, options),
+                     attn_implementation=attention, liger=liger_kernels(job, options),
                      math_attention=attention == "sdpa" and runs_math(job, options),
                      compiled_layers=options.get("compile") == LAYERS_ALONE,
                      checkpoints_frozen=_checkpoints_frozen(job, options),

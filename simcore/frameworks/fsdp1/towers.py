@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from simcore.frameworks.common.liger import LIGER_OPTION
+from simcore.frameworks.common.liger import LIGER_OPTIONS
 from simcore.frameworks.common.transformers import FROZEN_OPTION
 from simcore.models.tensor import TensorSpec
 from simcore.models.vision_blocks import GridPatches
@@ -25,7 +25,8 @@ _PATCHES: Final = "proj.weight"
 """Name of the product of patches in the towers of Qwen 2 VL and Qwen 2.5 VL."""
 _MEASURED: Final[tuple[tuple[str, tuple[object, ...]], ...]] = (
     ("sharding_strategy", ("FULL_SHARD", "HYBRID_SHARD")), ("backward_prefetch", ("BACKWARD_PRE",)),
-    ("forward_prefetch", (False,)), ("wrap", ("layers_root",)), (LIGER_OPTION, (False,)), ("compile", (False,)),
+    ("forward_prefetch", (False,)), ("wrap", ("layers_root",)), *((name, (False,)) for name in LIGER_OPTIONS),
+    ("compile", (False,)),
     ("attn_implementation", ("eager", "sdpa", "flash_attention_2")))
 """Options, with the values with which a tower was measured."""
 

@@ -17,7 +17,7 @@ from simcore.operators.shared import aten
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Param, Tape, Tensor
 
-__all__ = ["is_autocast", "layer_norm", "narrowed", "product", "set_apart"]
+__all__ = ["is_autocast", "layer_norm", "narrowed", "narrowed_weight", "product", "set_apart"]
 
 
 def is_autocast(run: LayerWorkload) -> bool:
@@ -38,8 +38,8 @@ def product(tape: Tape, run: LayerWorkload, x: Tensor, weight: aten.Operand, lab
     """
     if not is_autocast(run):
         return aten.linear(tape, x, weight, label, bias=bias)
-    short = None if bias is None else _weight(tape, run, bias)  # arguments are cast from the last to the first
-    narrow = _weight(tape, run, weight)
+    short = None if bias is None else narrowed_weight(tape, run, bias)  # arguments are cast from the last to the first
+    narrow = narrowed_weight(tape, run, weight)
     return aten.linear(tape, aten.cast(tape, x, run.compute), narrow, label, bias=short)
 
 
@@ -52,7 +52,8 @@ def layer_norm(tape: Tape, run: LayerWorkload, x: Tensor, weight: Param, bias: P
     return aten.layer_norm(tape, aten.cast(tape, x, "fp32"), wide_weight, wide_bias)
 
 
-def _weight(tape: Tape, run: LayerWorkload, weight: aten.Operand) -> aten.Operand:
+def narrowed_weight(tape: Tape, run: LayerWorkload, weight: aten.Operand) -> aten.Operand:
+    """`weight` as an operator under autocast reads it: [Note: what autocast keeps]."""
     if isinstance(weight, Tensor) or weight.dtype == run.compute or not weight.trainable:
         return aten.cast(tape, weight, run.compute)
     if weight.name not in tape.casts:

@@ -22,6 +22,7 @@ from collections.abc import Callable
 
 from simcore.models.blocks import Attention, Branch
 from simcore.operators.automodel.adapters.split import adapted_whole_row
+from simcore.operators.hf import liger as hf_liger
 from simcore.operators.hf.autocast import is_autocast, narrowed
 from simcore.operators.hf.layers import (
     Core,
@@ -64,11 +65,14 @@ def phi3_attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Input
     qkv = _summed_part(tape, run, f"{name}.qkv_proj", inputs.hidden) if run.tp > 1 else linear(
         tape, run, f"{name}.qkv_proj", inputs.hidden)
     q, k, v = (aten.slice_last(tape, qkv, size) for size in (block.q_size, block.kv_size, block.kv_size))
-    q, k = (aten.to_heads(tape, x, block.head_dim, copy_grad=True) for x in (q, k))
-    v = aten.to_heads(tape, v, block.head_dim, copy_grad=core is not None or runs_math(run, block, inputs.mask))
-    q, k = _rotated_and_joined(tape, q, k, inputs.cos, inputs.sin)
+    by_liger = hf_liger.kernels_of(run).rope
+    q, k = (aten.to_heads(tape, x, block.head_dim, copy_grad=not by_liger) for x in (q, k))
+    unfused = core is not None or runs_math(run, block, inputs.mask)
+    v = aten.to_heads(tape, v, block.head_dim, copy_grad=unfused)
+    q, k = hf_liger.rotate_both(tape, q, k, inputs.cos, inputs.sin, copy_grads=unfused, copies=True) if by_liger else (
+        _rotated_and_joined(tape, q, k, inputs.cos, inputs.sin))
     out = core(q, k, v) if core else core_of(tape, run, block, (q, k, v), inputs.mask)
-    out = out if core else aten.contiguous(tape, out, "attention")
+    out = out if core or by_liger else aten.contiguous(tape, out, "attention")
     out = out.view(*out.shape[:2], block.q_size)
     if run.tp > 1:  # attention is whole on every rank
         return whole_columns(tape, run, column(tape, run, f"{name}.o_proj", "o_proj", out), "o_proj_whole")
@@ -104,6 +108,8 @@ def phi3_mlp(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
     if run.tp > 1:
         return _split_mlp(tape, run, name, x)
     gate, up = aten.chunk(tape, linear(tape, run, f"{name}.gate_up_proj", x))
+    if hf_liger.kernels_of(run).gated:
+        return linear(tape, run, f"{name}.down_proj", hf_liger.gated(tape, gate, up, copies=True))
     up = aten.mul(tape, up, aten.silu(tape, gate))
     return linear(tape, run, f"{name}.down_proj", up)
 
@@ -196,9 +202,11 @@ def olmo2_attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inpu
     dim = block.head_dim
     query, key = (_normed(tape, run, f"{name}.{part}", x, norm) for part in "qk")
     value = linear(tape, run, f"{name}.v_proj", x)
-    query, key = (aten.to_heads(tape, part, dim, copy_grad=True) for part in (query, key))
+    by_liger = hf_liger.kernels_of(run).rope
+    query, key = (aten.to_heads(tape, part, dim, copy_grad=not by_liger) for part in (query, key))
     value = aten.to_heads(tape, value, dim, copy_grad=core is not None)
-    query, key = _rotated(tape, query, key, inputs.cos, inputs.sin)
+    query, key = hf_liger.rotate_both(tape, query, key, inputs.cos, inputs.sin, copy_grads=core is not None) if (
+        by_liger) else _rotated(tape, query, key, inputs.cos, inputs.sin)
     out = core(query, key, value) if core else core_of(tape, run, block, (query, key, value), inputs.mask)
     return linear(tape, run, f"{name}.o_proj", out.view(*out.shape[:2], out.shape[2] * dim))
 
@@ -214,6 +222,8 @@ def _normed(tape: Tape, run: LayerWorkload, path: str, x: Tensor,
             norm: Callable[[Tape, Param, Tensor], Tensor]) -> Tensor:
     """Query or key; what the norm is given lives until it returns."""
     given = linear(tape, run, f"{path}_proj", x)
+    if hf_liger.normalises_heads(run, ""):
+        return hf_liger.rms_norm(tape, run.params[f"{path}_norm.weight"], given, keeps_grad=True)
     return norm(tape, run.params[f"{path}_norm.weight"], given)
 
 

@@ -64,7 +64,7 @@ def mask_of(tape: Tape, run: LayerWorkload, family: str, window: int) -> Tensor 
         return None
     slot = tape.slot("causal_mask", "activation")
     if has_eager_attention(run):
-        return tape.external(_shape_of_masks(run, family), run.compute, slot, BEFORE)
+        return tape.external(_shape_of_masks(run, family), stream_dtype(run), slot, BEFORE)
     return tape.external((run.seq, run.seq), "uint8", slot, BEFORE)
 
 
@@ -224,7 +224,7 @@ def _added_masks(tape: Tape, run: LayerWorkload, family: str) -> Tensor:
         return remote_code.causal_mask(tape, run)
     seen = aten.new(tape, (run.seq, run.seq), "uint8", "is_seen")
     shape = _shape_of_masks(run, family)
-    return aten.new(tape, shape, run.compute, "causal_mask", shape[0] * seen.nbytes)
+    return aten.new(tape, shape, stream_dtype(run), "causal_mask", shape[0] * seen.nbytes)
 
 
 def shape_of_positions(run: LayerWorkload, family: Family) -> tuple[int, ...]:

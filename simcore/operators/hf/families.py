@@ -15,7 +15,7 @@ from simcore.models.blocks import Attention, Branch, GatedDeltaNet, LatentAttent
 from simcore.operators.hf import decoders, gpt_oss, hybrid, layers, remote_code
 from simcore.operators.hf import liger as hf_liger
 from simcore.operators.hf import moe as hf_moe
-from simcore.operators.hf.autocast import layer_norm
+from simcore.operators.hf.autocast import layer_norm, narrowed
 from simcore.operators.hf.latent import attention as latent
 from simcore.operators.hf.layers import Core, Inputs, has_eager_attention, has_flash_attention, is_of_hub
 from simcore.operators.hf.llama4 import attention as llama4_attention
@@ -63,7 +63,12 @@ def _eager(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, held:
         return None
     block = branch.block
     assert isinstance(block, Attention)
-    return eager_core(tape, inputs.mask, held, by_heads=0 < block.rotated < block.head_dim)
+    return _eager_core(tape, run, inputs.mask, held, by_heads=0 < block.rotated < block.head_dim)
+
+
+def _eager_core(tape: Tape, run: LayerWorkload, mask: Tensor | None, held: list[Tensor], *, by_heads: bool,
+                caps: bool = False) -> Core:
+    return eager_core(tape, mask, held, by_heads=by_heads, caps=caps, narrowed=partial(narrowed, tape, run))
 
 
 def _attention_with_sinks(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
@@ -83,13 +88,16 @@ def _attention_of_gemma(tape: Tape, run: LayerWorkload, branch: Branch, inputs: 
         raise NotYet(Problem("framework_options.attn_implementation", "not yet: scores below a cap in another "
                              "attention than eager and flash_attention_2 (transformers 5.23 models/gemma2: SDPA has "
                              "none)"))
-    core = eager_core(tape, inputs.mask, held, by_heads=False, caps=block.capped) if has_eager_attention(run) else None
+    core = _eager_core(tape, run, inputs.mask, held, by_heads=False, caps=block.capped) if has_eager_attention(run) else None
+    if block.qk_norm and hf_liger.normalises_heads(run, "gemma3_text"):
+        return layers.attention(tape, run, branch, inputs, core=core, head_norm=hf_liger.norm_of_turned,
+                                turn_both=hf_liger.rotate_turned), held
     return layers.attention(tape, run, branch, inputs, core=core, head_norm=rms_norm_from_zero), held
 
 
 def _attention_of_gemma4(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
     held: list[Tensor] = []
-    core = eager_core(tape, inputs.mask, held, by_heads=False) if has_eager_attention(run) else None
+    core = _eager_core(tape, run, inputs.mask, held, by_heads=False) if has_eager_attention(run) else None
     return decoders.gemma4_attention(tape, run, branch, inputs, core), held
 
 
@@ -122,7 +130,7 @@ def _turning_by(turn_both: layers.RotateBoth, *, joins: bool = False) -> BranchF
     """Attention of Llama whose rotation is `turn_both`; `joins`: it ends by joining what is rotated with the rest."""
     def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
         held: list[Tensor] = []
-        core = eager_core(tape, inputs.mask, held, by_heads=joins) if has_eager_attention(run) else None
+        core = _eager_core(tape, run, inputs.mask, held, by_heads=joins) if has_eager_attention(run) else None
         return layers.attention(tape, run, branch, inputs, core=core, turn_both=turn_both), held
 
     return attention
@@ -130,7 +138,7 @@ def _turning_by(turn_both: layers.RotateBoth, *, joins: bool = False) -> BranchF
 
 def _attention_of_phi3(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
     held: list[Tensor] = []
-    core = eager_core(tape, inputs.mask, held, by_heads=True) if has_eager_attention(run) else None
+    core = _eager_core(tape, run, inputs.mask, held, by_heads=True) if has_eager_attention(run) else None
     return decoders.phi3_attention(tape, run, branch, inputs, core), held
 
 
@@ -148,7 +156,7 @@ def _mamba_with_factors(tape: Tape, run: LayerWorkload, branch: Branch, inputs: 
 
 def _attention_with_gate(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
     held: list[Tensor] = []
-    core = eager_core(tape, inputs.mask, held, by_heads=True) if has_eager_attention(run) else None
+    core = _eager_core(tape, run, inputs.mask, held, by_heads=True) if has_eager_attention(run) else None
     return layers.gated_attention(tape, run, branch, inputs, core), held
 
 
@@ -353,7 +361,9 @@ def norm(tape: Tape, run: LayerWorkload, at: str, x: Tensor, family: str) -> Ten
         return decoders.nemotron_norm(tape, run, weight, bias, x)
     if bias is not None:
         return layer_norm(tape, run, x, weight, bias)
-    return hf_liger.rms_norm(tape, weight, x) if hf_liger.has_liger(run) else of_family(family).norm(tape, weight, x)
+    if hf_liger.kernels_of(run).rms_norm:
+        return hf_liger.rms_norm(tape, weight, x, keeps_grad=hf_liger.keeps_grads(run, family, last=not at))
+    return of_family(family).norm(tape, weight, x)
 
 
 def mix(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, family: str) -> tuple[Tensor, object]:

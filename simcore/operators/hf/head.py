@@ -11,7 +11,8 @@ from simcore.models.blocks import Head, LayerKind
 from simcore.operators.hf.chunked import FUSED, LM_HEAD, chunked_loss, fused_head, fused_lm_head
 from simcore.operators.hf.families import norm
 from simcore.operators.hf.layers import linear
-from simcore.operators.hf.losses import cut_loss, liger_loss
+from simcore.operators.hf.liger import liger_loss
+from simcore.operators.hf.losses import cut_loss
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.hf.unsloth import fast_norm, has_fast_layers
 from simcore.operators.shared import aten
@@ -59,15 +60,21 @@ def head(tape: Tape, kind: LayerKind, block: Head, run: LayerWorkload) -> Record
             **dict.fromkeys((LM_HEAD, *FUSED_PAIRS), fused_lm_head)}.get(run.loss, _logits)
     if body != _logits and ("lora_a.weight" in run.params or block.bias):
         raise NotYet(Problem("training.loss", f"not yet: {run.loss} with an adapter or a bias of lm_head"))
-    changes = changes_logits(kind) and body != fused_lm_head
-    if (changes or kind.wide) and body != _logits:
+    caps = run.loss == "liger" and kind.family == "gemma2" and not kind.wide  # its kernel keeps them below the cap
+    knows = caps or body == fused_lm_head
+    if ((changes_logits(kind) and not knows) or kind.wide) and body != _logits:
         raise NotYet(Problem("training.loss", f"not yet: {run.loss} of scaled or capped logits or a hidden state in "
                              "fp32"))
     whole = replace(run, tp=1)  # over tp it is given whole sequences too
-    finish = (lambda out: out) if body == fused_lm_head else partial(finished_logits, tape, kind)
+    finish = _unchanged if knows else finished_logits
     return simple_part(tape, whole, leave_waiting if weight.tied else nothing, block.hidden,
-                       lambda hidden: finish(body(
+                       lambda hidden: finish(tape, kind, body(
                            tape, run, aten.cast(tape, hidden, run.compute) if kind.wide else hidden)), _stream(kind))
+
+
+def _unchanged(_tape: Tape, _kind: LayerKind, loss: Tensor) -> Tensor:
+    """`finished_logits` of a loss whose own kernel has changed them (Liger-Kernel 0.7.0 `model/gemma2.py`)."""
+    return loss
 
 
 def _logits(tape: Tape, run: LayerWorkload, hidden: Tensor) -> Tensor:

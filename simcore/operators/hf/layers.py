@@ -180,9 +180,12 @@ def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, tu
     assert isinstance(block, Attention)
     name, dim, x = branch.name, block.head_dim, inputs.hidden
     unfused = _has_unfused_attention(run, block, inputs.mask)
-    copies = not hf_liger.has_liger(run) if block.rotary else unfused
-    q = _heads(tape, run, name, "q", x, block, copy_grad=copies, normed=not (head_norm or late_norm))
-    k = _heads(tape, run, name, "k", x, block, copy_grad=copies, normed=not (head_norm or late_norm))
+    copies = not hf_liger.kernels_of(run).rope if block.rotary else unfused
+    first = head_norm is hf_liger.norm_of_turned  # several heads come first
+    q = _heads(tape, run, name, "q", x, block, copy_grad=copies or (first and block.num_heads > 1),
+               normed=not (head_norm or late_norm))
+    k = _heads(tape, run, name, "k", x, block, copy_grad=copies or (first and block.num_kv_heads > 1),
+               normed=not (head_norm or late_norm))
     k = of_key(tape, k) if of_key else k
     apart = core is not None or unfused or HfOptions.of(run.options).sequences == "ring" or (
         copies_heads(run) and (block.num_kv_heads == run.cp or run.batch > 1))
@@ -207,7 +210,7 @@ def _rotation_of(run: LayerWorkload, block: Attention, turn: Rotate, *, copy_gra
     """Function for query and key of one that turns each (`turn`), of a part of each head, or Liger's."""
     if 0 < block.rotated < block.head_dim:
         return rotate_a_part
-    if hf_liger.has_liger(run):
+    if hf_liger.kernels_of(run).rope:
         return partial(hf_liger.rotate_both, copy_grads=copy_grads)
     return lambda tape, q, k, cos, sin: (turn(tape, q, cos, sin), turn(tape, k, cos, sin))
 
@@ -312,7 +315,11 @@ def _heads(tape: Tape, run: LayerWorkload, name: str, part: str, x: Tensor, bloc
            normed: bool) -> Tensor:
     """Query or key by heads, if `normed` with their norm where there is one (`Qwen3Attention`)."""
     # A rotary gradient comes in [b, heads, s, d] order and is copied back, SDPA's own does not.
-    heads = aten.to_heads(tape, linear(tape, run, f"{name}.{part}_proj", x), block.head_dim, copy_grad=copy_grad)
+    by_liger = block.qk_norm and normed and hf_liger.normalises_heads(run, "")
+    heads = aten.to_heads(tape, linear(tape, run, f"{name}.{part}_proj", x), block.head_dim,
+                          copy_grad=copy_grad and not by_liger)
+    if by_liger:
+        return hf_liger.rms_norm(tape, _of_heads(run, f"{name}.{part}_norm.weight"), heads, copies_grad=copy_grad)
     if not (block.qk_norm and normed):
         return heads
     return rms_norm(tape, _of_heads(run, f"{name}.{part}_norm.weight"), heads, weight_in_fp32=False)
@@ -348,9 +355,9 @@ def mlp(tape: Tape, run: LayerWorkload, name: str, block: Mlp, x: Tensor) -> Ten
     """
     if not block.gated:
         return linear(tape, run, f"{name}.down_proj", relu2(tape, run, linear(tape, run, f"{name}.up_proj", x)))
-    if hf_liger.has_liger(run):
+    if hf_liger.kernels_of(run).gated:
         gate = linear(tape, run, f"{name}.gate_proj", x)
-        made = hf_liger.silu_mul(tape, gate, linear(tape, run, f"{name}.up_proj", x))
+        made = hf_liger.gated(tape, gate, linear(tape, run, f"{name}.up_proj", x))
         del gate
         return linear(tape, run, f"{name}.down_proj", made)
     return swiglu(tape, run, [f"{name}.{part}_proj" for part in ("gate", "up", "down")], x,

@@ -1,7 +1,6 @@
 """Losses of a transformers model: in the causal model, and those that make the logits themselves.
 
-Sources: transformers 5.23 `loss/loss_utils.py`, cut-cross-entropy d42911f7, Liger-Kernel ead96b61; in chunks:
-`chunked`.
+Sources: transformers 5.23 `loss/loss_utils.py`, cut-cross-entropy d42911f7; in chunks: `chunked`; Liger's: `liger`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from simcore.recording.kernel_shape import shape_of
 from simcore.recording.layer import PREFERENCE, REWARDS, LayerWorkload, RecordedLayer
 from simcore.recording.tape import HIDDEN, Kernel, Node, Section, Tape, Tensor
 
-__all__ = ["EAGER", "PADDED", "cut_loss", "liger_loss", "loss_of"]
+__all__ = ["EAGER", "PADDED", "cut_loss", "loss_of"]
 
 PADDED: Final = "flash_padded"
 """Loss of verl's actor over padded rows."""
@@ -65,47 +64,6 @@ def cut_loss(tape: Tape, run: LayerWorkload, hidden: Tensor) -> Tensor:
     losses = aten.new(tape, (tokens,), "fp32", "losses", moved)
     tape.save(node, lse, means)
     del labels, valids, lse, means
-    out = aten.new(tape, (), "fp32", "loss", losses.nbytes, Kernel.LOSS)
-    out.node = node
-    return out
-
-
-def liger_loss(tape: Tape, run: LayerWorkload, hidden: Tensor) -> Tensor:
-    """Loss, a scalar in fp32, of the head's input `hidden`; gradients are made in forward, chunk by chunk.
-
-    Liger-Kernel ead96b61 `ops/fused_linear_cross_entropy.py`. Both gradients are all that is saved; a chunk's part of
-    the weight's is made in the compute dtype, then in fp32. A chunk's logits, which become their gradient, die when the
-    next ones are there.
-    """
-    weight, tokens = run.params["weight"], run.tokens
-    shape, dtype, (vocab, width) = hidden.shape, hidden.dtype, weight.shape
-    needs, moved = (aten.needs_grad(hidden), weight.trainable), hidden.nbytes + weight.nbytes
-    rows = 1 << max(0, -(-tokens // -(-vocab // width)) - 1).bit_length()
-
-    def backward(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:
-        saved.clear()  # scaled in place: only the owners of the bytes change
-        return [aten.new(tape, s, dtype, name, moved) if need else None for s, name, need in (
-            (shape, "grad_hidden", needs[0]), (weight.shape, "grad_weight", needs[1]))]
-
-    _labels = aten.new(tape, (tokens,), "int64", "labels")
-    node = tape.node((hidden, weight), (), backward)
-    to_hidden = aten.new(tape, (tokens, width), dtype, "grad_hidden")
-    to_weight = aten.new(tape, weight.shape, dtype, "grad_weight") if needs[1] else None
-    losses = aten.new(tape, (tokens,), "fp32", "losses")
-    logits: Tensor | None = None
-    for start in range(0, tokens, rows):
-        size = (min(rows, tokens - start), vocab)
-        product = 2 * size[0] * vocab * width
-        logits = aten.new(tape, size, dtype, "chunk_logits", moved, Kernel.GEMM, product)
-        tape.compute(Kernel.LOSS, 3 * logits.numel, 2 * logits.nbytes)
-        aten.new(tape, (size[0], width), dtype, "chunk_grad_hidden", moved, Kernel.GRAD_GEMM, product)
-        if to_weight is not None:
-            part = aten.new(tape, weight.shape, dtype, "chunk_grad_weight", moved, Kernel.GRAD_GEMM, product)
-            _wide = aten.cast(tape, part, "fp32")
-            del part, _wide
-    del logits
-    tape.save(node, to_hidden, to_weight)
-    del to_hidden, to_weight
     out = aten.new(tape, (), "fp32", "loss", losses.nbytes, Kernel.LOSS)
     out.node = node
     return out

@@ -12,7 +12,8 @@ from simcore.recording.layer import LayerWorkload
 from simcore.recording.options import ImplementationOptions
 from simcore.recording.tape import Tape, Tensor
 
-__all__ = ["AttentionImplementation", "Experts", "HfOptions", "Shards", "SharedSequences", "UnslothRelease"]
+__all__ = ["AttentionImplementation", "Experts", "HfOptions", "LigerKernels", "Shards", "SharedSequences",
+           "UnslothRelease"]
 
 AttentionImplementation = Literal["sdpa", "eager", "flash_attention_2", "xformers"]
 UnslothRelease = Literal["", "newest", "2024.12"]
@@ -20,6 +21,21 @@ SharedSequences = Literal["parts", "heads", "ring"]
 Shards = Literal["dtensors", "tensors"]
 Experts = Callable[[Tape, LayerWorkload, Branch, Tensor], Tensor]
 """(tape, run, branch, x) -> output of a block of experts, in x's shape."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LigerKernels:
+    """Which of Liger's kernels take the place of transformers' own.
+
+    `rope`: rotation; `rms_norm`: norms; `gated`: activation and product of an MLP. `in_classes`: classes were replaced
+    before the model was made (LLaMA-Factory, axolotl), otherwise modules of an instance (transformers' Trainer): then
+    norms of query and key are left as they are.
+    """
+
+    rope: bool = False
+    rms_norm: bool = False
+    gated: bool = False
+    in_classes: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +79,7 @@ class HfOptions(ImplementationOptions):
     has_input_buffers: bool = False
     automodel: AutomodelOptions | None = None
     autocast: bool = False
-    liger: bool = False
+    liger: LigerKernels = LigerKernels()
     unsloth: UnslothRelease = ""
     compile: bool = False
     adapter_units: bool = False

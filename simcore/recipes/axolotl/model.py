@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from simcore.frameworks.common.liger import LIGER_FAMILIES
 from simcore.recipes.axolotl.preference import CLASSIFIER, read_rl
 from simcore.recipes.axolotl.sharding import Sharding
 from simcore.recipes.axolotl.unfrozen import read_unfrozen
@@ -31,6 +32,7 @@ _LEGACY: Final = {"flash_attention": "flash_attention_2", "sdp_attention": "sdpa
 _CUT: Final = "CutCrossEntropyPlugin"
 _PLUGINS: Final = (_CUT, "LigerPlugin", "SwanLabPlugin", "LMEvalPlugin")
 """Plugins of which nothing else is simulated than keys of theirs: the last two log, and evaluate after training."""
+_IN_TEXT: Final = ("liger_rms_norm", "liger_glu_activation", "liger_rope")
 _LIGER: Final = ("liger_rms_norm", "liger_glu_activation", "liger_rope", "liger_layer_norm", "liger_rms_norm_gated")
 _ROWS: Final = (
     Off("tiled_mlp", "an MLP that is computed in tiles"),
@@ -178,11 +180,27 @@ def _read_loss(reader: Reader, draft: Draft) -> None:
     else:
         draft.idle(entropy, "off, or its plugin is not loaded")
     if has_liger:
-        draft.unmodelled([one for one in kernels if one.value], "Liger's kernels keep less than transformers' layers")
+        _read_liger(reader, draft, [one for one in kernels if one.value])
         draft.idle([one for one in kernels if not one.value], "off")
     else:
         draft.idle(kernels, "its plugin is not loaded")
     draft.idle(plugins, "kernels that are listed by their own keys, or logging and evaluation")
+
+
+def _read_liger(reader: Reader, draft: Draft, kernels: list[Taken[bool]]) -> None:
+    """Writes Liger's kernels, which axolotl puts into the classes of a family (integrations/liger/plugin.py)."""
+    family = family_of(draft.answers.settings.get("model") or draft.values.get("model"))
+    if family not in LIGER_FAMILIES or reader.has("processor_type"):
+        draft.unmodelled(kernels, "Liger's kernels keep less than transformers' layers")
+        return
+    for one in kernels:
+        if one.key in _IN_TEXT:
+            draft.put(f"framework_options.{one.key}", one)
+        else:
+            draft.idle(one, f"{family} has no such norm")
+    if "framework_options" in draft.values and any(key in draft.values["framework_options"] for key in _IN_TEXT):
+        draft.infer("framework_options.liger_in_classes", True, "classes are replaced before the model is made",  # noqa: FBT003 - a value
+                    source=f"{_RELEASE} integrations/liger/plugin.py pre_model_load")
 
 
 def read_formats(reader: Reader, draft: Draft, sharding: Sharding) -> None:

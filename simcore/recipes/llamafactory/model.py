@@ -95,8 +95,12 @@ def _read_liger(reader: Reader, draft: Draft, family: str) -> None:
             draft.release_default("enable_liger_kernel", "false", _RELEASE, "hparams/model_args.py")
     elif family and family not in _LIGER:
         draft.idle(liger, f"LLaMA-Factory has none of Liger's kernels for {family}")
+    elif family == "glm":
+        draft.idle(liger, "Liger's functions for GLM-4-0414 replace no class of GLM-4's first release")
     elif any(reader.look(name) for name in _WEIGHED):
         draft.refuse(liger, "Liger's kernels beside a loss that weighs tokens, which gets no logits then")
     else:
         draft.put("framework_options.use_liger_kernel", liger, source="ff6d4d12 model/model_utils/liger_kernel.py: "
                                                                       "with Liger's own loss")
+        draft.infer("framework_options.liger_in_classes", True, "classes are replaced before the model is read",  # noqa: FBT003 - a value
+                    source="ff6d4d12 model/loader.py:142")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.accelerate import Launch
@@ -11,7 +11,7 @@ from simcore.recipes.huggingface.config_fields import BALANCED
 from simcore.recipes.huggingface.modules import BALANCING, family_of, is_dense
 from simcore.recipes.huggingface.named_model import read_named_model, read_remote_code
 from simcore.recipes.huggingface.trainer import SWITCHES
-from simcore.recipes.reader import Reader
+from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Row, Says, read_rows
 from simcore.recipes.trl.releases import Release
 
@@ -81,12 +81,31 @@ def read_kernels(reader: Reader, draft: Draft) -> None:
     if liger is not None and liger.value:
         draft.put("framework_options.use_liger_kernel", liger)
         for one in kernels:
-            draft.refuse(one, "some of Liger's kernels, by name")
+            _read_kernel(draft, one)
     else:
         if liger is None:
             draft.release_default("use_liger_kernel", "false", "transformers 5.23.0", "training_args.py")
         draft.idle(liger, "the default")
         draft.idle(kernels, "Liger's kernels are not asked for")
+
+
+_KERNELS: Final = {"rope": "liger_rope", "rms_norm": "liger_rms_norm", "swiglu": "liger_glu_activation",
+                   "geglu": "liger_glu_activation"}
+
+
+def _read_kernel(draft: Draft, one: Taken[Any]) -> None:
+    """Writes a kernel of Liger's by its name in `liger_kernel_config`, whose other kernels are on.
+
+    transformers 5.23.0 `integrations/liger.py`, apply_liger_kernel: keywords of _apply_liger_kernel_to_instance.
+    """
+    name = one.key.rpartition(".")[2]
+    family = family_of(draft.answers.settings.get("model") or draft.values.get("model"))
+    if name == ("swiglu" if family.startswith("gemma") else "geglu"):
+        draft.idle(one, f"{family} has no such MLP, and Liger leaves the keyword out")
+    elif name in _KERNELS and isinstance(one.value, bool):
+        draft.put(f"framework_options.{_KERNELS[name]}", one)
+    else:
+        draft.refuse(one, f"some of Liger's kernels, by name ({name})")
 
 
 def _read_balancing(reader: Reader, draft: Draft) -> None:

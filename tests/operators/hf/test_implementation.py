@@ -21,7 +21,7 @@ from simcore.models.tensor import TensorSpec
 from simcore.operators.hf import implementation as hf
 from simcore.operators.hf import liger as hf_liger
 from simcore.operators.hf.families import has_wide_inputs
-from simcore.operators.hf.options import HfOptions
+from simcore.operators.hf.options import HfOptions, LigerKernels
 from simcore.operators.shared.layer_borders import TIED_HEAD
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import GRAD_HIDDEN, Kernel, Op, Param, Section
@@ -37,6 +37,9 @@ CASES: dict[str, Any] = {name: case for file in FILES for name, case in json.loa
 EAGER: dict[str, Any] = json.loads(
     (TRUTH / "eager-torch-2.13.0-transformers-5.23.0.json").read_text(encoding="utf-8"))
 """GPT-OSS has two masks, of which each goes with the last layer that reads it; here they are one, the first layer's."""
+
+
+EVERY = LigerKernels(rope=True, rms_norm=True, gated=True)
 
 
 class Model:
@@ -89,7 +92,7 @@ class Model:
             experts_unit=case.get("experts") == "unit" and not grouped, grouped_experts=grouped,
             inputs_on_host=case.get("checkpoint") == "host",
             attn_implementation=case.get("attn_implementation", "sdpa"),
-            liger="liger" in case, casts_stream=has_wide_inputs(kind) and kind.block is None,
+            liger=EVERY if "liger" in case else LigerKernels(), casts_stream=has_wide_inputs(kind) and kind.block is None,
             inv_freq=case.get("inv_freq", "fp32"))
         run = LayerWorkload(
             case.get("batch", 1), case["seq"], case.get("compute", "bf16"), params, case.get("loss", "hf"),
@@ -410,7 +413,7 @@ def test_a_fused_loss_keeps_both_gradients_and_one_chunk_of_logits_at_a_time() -
     vocab, width, rows = 1000, 256, 128
     gradients = 2 * SEQ * width + 2 * vocab * width
     assert sum(kept.values()) == gradients + 4
-    assert most == gradients + 12 * SEQ + 2 * rows * vocab + (2 + 4) * vocab * width
+    assert most == gradients + (8 + 4 + 1) * SEQ + 8 + 2 * rows * vocab + (2 + 4) * vocab * width
     chunks = [size for size, name in _named(model, head.forward) if name == "chunk_logits" and size > 0]
     assert chunks == [2 * rows * vocab] * 4
     flops = [sum(row[3] for row in section.rows if row[0] == Op.COMPUTE and row[2] == kernel)

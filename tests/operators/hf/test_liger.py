@@ -10,6 +10,7 @@ import small
 from simcore import simulate
 from simcore.errors import NotYet, RankscopeError
 from simcore.operators.hf.liger import _NUM_SMS
+from simcore.operators.hf.options import HfOptions, LigerKernels
 
 LIGER: dict[str, Any] = {"use_liger_kernel": True}
 
@@ -56,15 +57,28 @@ def test_automodel_has_them_unless_told_otherwise() -> None:
 
 
 def test_a_family_that_is_not_described_is_refused_by_name() -> None:
-    with pytest.raises(NotYet, match=r"Liger's kernels in phi3 \(served: llama, mistral, qwen2, qwen3\)"):
-        small.prepared("ddp", model="phi-3-mini-4k", options=LIGER)
+    with pytest.raises(NotYet, match=r"Liger's kernels in starcoder2 \(served: llama, mistral, qwen2, qwen3, gemma, "):
+        small.prepared("ddp", model="starcoder2-3b", options=LIGER)
 
 
-@pytest.mark.parametrize("given", [
-    {"options": {"autocast": True}}, {"options": {"FastLanguageModel": True}}, {"precision": {"params": "fp32"}}])
-def test_what_runs_other_kernels_is_refused_beside_them(given: dict[str, Any]) -> None:
-    with pytest.raises(NotYet, match="Liger's kernels"):
-        small.prepared("ddp", model="llama-tiny", **given | {"options": LIGER | given.get("options", {})})
+@pytest.mark.parametrize(("model", "given", "why"), [
+    ("llama-tiny", {"options": LIGER | {"FastLanguageModel": True}}, "not yet: Liger's kernels in Unsloth's layers"),
+    ("phi-4-mini", {"options": LIGER}, "not yet: Liger's rotation of a part of each head of phi3"),
+    ("gemma-3-1b", {"options": {"liger_rms_norm": True}}, "not yet: Liger's norms of query and key"),
+    ("glm-4-32b-0414", {"options": {"liger_rope": True}}, "liger_rotary_pos_emb is not available for Glm4 models"),
+    ("granite-3.3-2b", {"options": LIGER}, "not yet: Liger's loss over whole logits"),
+    ("granite-3.3-2b", {"options": {"liger_rope": True}, "loss": "liger"},
+     "LigerFusedLinearCrossEntropy is not available for Granite models"),
+    ("llama-tiny", {"options": {"liger_in_classes": True}}, "liger_in_classes")])
+def test_what_does_not_go_with_them_is_refused(model: str, given: dict[str, Any], why: str) -> None:
+    with pytest.raises(RankscopeError, match=why):
+        small.prepared("ddp", model=model, **given)
+
+
+def test_a_kernel_that_is_named_goes_before_all_of_them() -> None:
+    _, table = small.prepared("ddp", model="llama-tiny", options=LIGER | {"liger_rope": False})
+    assert isinstance(table.options, HfOptions)
+    assert table.options.liger == LigerKernels(rms_norm=True, gated=True)
 
 
 def test_a_norms_gradient_is_summed_in_as_many_parts_as_there_are_processors() -> None:

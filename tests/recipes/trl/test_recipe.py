@@ -221,7 +221,7 @@ def test_what_cannot_be_followed_is_refused_by_name(files: tuple[dict[str, Any],
     ({"torch_compile_backend": "inductor"}, "layers by torch.compile, backend inductor"),
     ({"ddp_backend": "gloo"}, "collectives by gloo"), ({"label_smoothing_factor": 0.1}, "smoothed by 0.1"),
     ({"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}}, "after each microbatch"),
-    ({"use_liger_kernel": True, "liger_kernel_config": {"rope": False}}, "some of Liger's kernels"),
+    ({"use_liger_kernel": True, "liger_kernel_config": {"cross_entropy": True}}, "some of Liger's kernels"),
     ({"debug": "underflow_overflow"}, "a check of every module, by underflow_overflow")])
 def test_arguments_of_the_trainer_that_have_an_effect_are_refused(keys: dict[str, Any], told: str) -> None:
     """transformers 5.23.0 `training_args.py`: a backend alone switches torch.compile on."""
