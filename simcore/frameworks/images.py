@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
-from simcore.errors import InputError, Problem
+from simcore.errors import InputError, NotYet, Problem
 from simcore.frameworks.adapter import FrameworkAdapter
 from simcore.inputs.scenario import Scenario
 from simcore.models.config import TEXT_ALONE
 from simcore.models.graph import ModelGraph
+from simcore.models.names import text_of
 from simcore.models.placed_blocks import DeepMerger, PlacedPatches
 from simcore.models.pooled_blocks import PooledPatches, PooledProjector, PooledStem
 from simcore.models.radio_blocks import RadioPatches
@@ -17,9 +20,10 @@ from simcore.models.vision.around import IMAGE_SIDES
 from simcore.models.vision_blocks import Projector, RowProjector, TowerEnd, VisionPart, sizes_vary
 from simcore.placement.job import Job
 
-__all__ = ["check_images", "freezes_tower_alone", "with_image_sides"]
+__all__ = ["check_images", "freezes_tower_alone", "with_image_sides", "with_text_model"]
 
 _AT = "training.images"
+_OF_IMAGES: Final = re.compile(r"\b(tower|images)\b")
 _BEHIND = Projector | RowProjector | PooledProjector | PooledStem
 _OF_ONE_TRAINER = (PooledPatches, RadioPatches)
 """Fronts of towers whose parts are recorded as NeMo's frameworks run them: neither under autocast nor replayed."""
@@ -55,6 +59,15 @@ def _check_text(job: Job, adapter: FrameworkAdapter) -> None:
         if getattr(scenario.training, name) is not None:
             raise InputError(Problem(scenario.where("training", name), f"{name}: changes nothing: "
                                      f"{job.graph.architecture.family} {why}"))
+
+
+def with_text_model(error: NotYet, job: Job) -> NotYet:
+    """The refusal of a job; where it is about images, with the name of the model's text alone if that is built in."""
+    name = text_of(job.scenario.model_name) if job.graph.architecture.has_tower else ""
+    if not name:
+        return error
+    return NotYet(replace(one, message=f"{one.message}; without images: model: {name}") if _OF_IMAGES.search(one.message)
+                  else one for one in error.problems)
 
 
 def with_image_sides(fields: Mapping[str, Any], scenario: Scenario) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.frameworks.adapted import with_adapters
 from simcore.frameworks.adapter import FrameworkAdapter
-from simcore.frameworks.images import check_images, freezes_tower_alone, with_image_sides
+from simcore.frameworks.images import check_images, freezes_tower_alone, with_image_sides, with_text_model
 from simcore.frameworks.registry import asked_adapter
 from simcore.inputs.scenario import Scenario
 from simcore.inputs.training import Imbalance, Quantization
@@ -66,9 +66,12 @@ def prepare(scenario: Scenario) -> tuple[Job, Framework]:
     _check_base(job, adapter)
     _check_logprobs(job, adapter)
     _check_teacher(job)
-    check_images(job, adapter)
-    _check_host(job)
-    framework = adapter.table(job, defaults)
+    try:
+        check_images(job, adapter)
+        _check_host(job)
+        framework = adapter.table(job, defaults)
+    except NotYet as error:
+        raise with_text_model(error, job) from None
     check_even(graph, mesh, framework, f"{framework.name}: this cut must be even ({framework.version})")
     return job, framework
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 from simcore.inputs.block import shorten
 
 __all__ = ["Named", "fields_of", "find", "how_to_go_on", "ids_of", "known_presets", "names_of", "of_preset",
-           "presets"]
+           "presets", "text_of"]
 
 _FOLDER: Final = "presets"
 _NEAR: Final = 0.6
@@ -96,6 +96,13 @@ def presets() -> tuple[str, ...]:
 def names_of(preset: str) -> tuple[str, ...]:
     """All names that the table has for a preset: its own, its repositories' ids, its aliases."""
     return (preset, *ids_of(preset), *_table().get(preset, {}).get("aliases", ()))
+
+
+def text_of(reference: str) -> str:
+    """Name of the built-in model that is the text model alone of one with a vision tower; "" if there is none."""
+    named = find(reference)
+    name = f"{named.preset}-text" if named else ""
+    return name if name in known_presets() else ""
 
 
 def how_to_go_on(reference: str) -> str:

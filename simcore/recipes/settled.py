@@ -81,11 +81,12 @@ class Settled:
 
 
 def settled(scenario: Scenario) -> Settled:
-    """The scenario with its framework's choices. Raises what `frameworks.setup.prepare` raises."""
+    """The scenario with its framework's choices, without notes on what they mean. Raises what `frameworks.setup.prepare` raises."""
     job, framework = prepare(scenario)
     values = dict(_leaves(scenario.normalised(), ()))
     del values["model"]
-    chosen = {key: _choice(value, key) for key, value, _ in framework.defaults if values.get(key) in _OPEN}
+    chosen = {key: _choice(value, key) for key, value, _ in framework.defaults
+              if " " not in key and values.get(key) in _OPEN}
     training, mesh = scenario.training, scenario.mesh
     implied = {"framework_version": framework.version, "implementation": job.graph.implementation,
                "mesh.etp": job.mesh.etp, "training.sequence_parallel": framework.sequence_parallel,
@@ -109,7 +110,7 @@ _FACTORS: Final = frozenset({"training.routing"})
 
 
 def _choice(text: str, key: str) -> Any:
-    """Value of a framework's choice; one in words, such as of `quantization of out_proj`, is text."""
+    """Value of a framework's choice; one in words is text."""
     try:
         return parse_value(text, key)
     except InputError:

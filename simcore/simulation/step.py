@@ -13,9 +13,10 @@ from simcore.inputs.bounds import ROWS
 from simcore.inputs.scenario import Scenario
 from simcore.pipeline.schedule import actions, lowered_microbatches, steady_microbatches
 from simcore.placement.plan import Plan
+from simcore.placement.token_dispatch import top_k_of
 from simcore.program.lower import lower
 from simcore.program.program import Program
-from simcore.program.record_layers import adds_in_place
+from simcore.program.record_layers import Workload, adds_in_place
 from simcore.program.row_cache import settle
 from simcore.results.report import Report
 from simcore.simulation.afterwards import with_afterwards
@@ -26,7 +27,7 @@ from simcore.simulation.report import report
 from simcore.simulation.simulation import Simulation, placed, placed_simulation
 from simcore.simulation.step_length import check_rows, num_rows, unlike
 from simcore.simulation.step_memory import is_plain
-from simcore.timing.step import StepLength, time_step
+from simcore.timing.step import StepLength, forward_flops, time_step
 
 __all__ = ["Asked", "Request", "check_step", "first_num_rows", "program_of", "step_of", "training_step",
            "tried_numbers", "written_out"]
@@ -186,13 +187,24 @@ def tried_numbers(simulation: Simulation) -> tuple[int, ...]:
 
 
 def _timing(simulation: Simulation) -> StepLength:
+    """Times the programs. FLOPs of the model are those of equal loads: not every rank does what the fullest does."""
     extra = simulation.job.scenario.num_microbatches - simulation.num_written
     programs = [simulation.programs[c.representative] for c in simulation.classes]
     steady = steady_microbatches(simulation.framework.schedule, simulation.num_written)
-    return time_step(programs, simulation.classes, simulation.routes, simulation.framework, steady, extra)
+    length = time_step(programs, simulation.classes, simulation.routes, simulation.framework, steady, extra)
+    equal = top_k_of(simulation.job.graph) << 16
+    if simulation.received_per_token() == equal:
+        return length
+    programs = [_lowered(simulation, plan, replace(simulation.workload(plan), rows_per_token=equal,
+                                                   sent_per_token=equal)) for plan in simulation.plans]
+    return replace(length, forward_flops=forward_flops(programs, simulation.classes, length.often))
 
 
 def program_of(simulation: Simulation, plan: Plan) -> Program:
     """Operations of the plan's rank in the microbatches that are simulated one by one, in order of issue."""
+    return _lowered(simulation, plan, simulation.workload(plan))
+
+
+def _lowered(simulation: Simulation, plan: Plan, workload: Workload) -> Program:
     order = actions(simulation.framework.schedule, plan.stage, simulation.num_written)
-    return lower(plan, simulation.workload(plan), order, hooks_of(simulation.framework))
+    return lower(plan, workload, order, hooks_of(simulation.framework))

@@ -31,7 +31,7 @@ from simcore.timing.routes import HOST_WAYS, Routes
 from simcore.timing.streams import RankStreams, tracks
 from simcore.timing.timeline import ClassTimes, Communicators, run
 
-__all__ = ["StepLength", "StepTiming", "exposed_ns", "forward_ns", "host_ns", "once_ns", "time_step",
+__all__ = ["StepLength", "StepTiming", "exposed_ns", "forward_flops", "forward_ns", "host_ns", "once_ns", "time_step",
            "with_reasons"]
 
 _LAUNCH_S = 5e-6
@@ -44,8 +44,8 @@ class StepLength:
 
     `step_ns`: of the whole step, all microbatches, of which `once_ns` is host time once a step. `worst`: index of the
     class of the ranks that end last. `steady`: the microbatches around the repeated ones take the same time on every
-    rank (or nothing is extrapolated). `forward_flops`: FLOPs of all ranks' forward passes of the whole step. `often`:
-    how often each simulated microbatch happens. For each class, of the simulated microbatches alone: `row_ns`, when its
+    rank (or nothing is extrapolated). `forward_flops`: FLOPs of all ranks' forward passes of the whole step, experts loaded
+    alike. `often`: how often each simulated microbatch happens. For each class, of the simulated microbatches alone: `row_ns`, when its
     compute stream had done each row of its program; `times`, ends of its items and calls; `tracks`, its streams.
     `kernels`: of its program; `alone`: ns of its calls without contention. `wiring`: communicators of all classes.
     """
@@ -105,9 +105,14 @@ def time_step(programs: Sequence[Program], classes: Sequence[RankClass], routes:
     weight[first:steady_ones.stop] += repeats
     worst = max(range(len(times)), key=lambda i: (times[i].end, -i))
     period = int(spent[worst][first:steady_ones.stop].sum()) if repeats else 0  # also of parts, where none is steady
-    flops = sum(_forward_flops(p, weight) * c.num_ranks for p, c in zip(programs, classes, strict=True))
-    return StepLength(max(t.end for t in times) + period * repeats + once, once, worst, steady, flops, weight, rows,
-                      tuple(times), tuple(compiled), kernels, alone, wires)
+    return StepLength(max(t.end for t in times) + period * repeats + once, once, worst, steady,
+                      forward_flops(programs, classes, weight), weight, rows, tuple(times), tuple(compiled), kernels,
+                      alone, wires)
+
+
+def forward_flops(programs: Sequence[Program], classes: Sequence[RankClass], often: IntArray) -> int:
+    """FLOPs of all ranks' forward passes of a step, whose microbatch i happens `often[i]` times."""
+    return sum(_forward_flops(p, often) * c.num_ranks for p, c in zip(programs, classes, strict=True))
 
 
 def once_ns(topology: Topology, framework: Framework, num_ranks: int) -> int:

@@ -74,6 +74,8 @@ SECOND: dict[str, tuple[str, ...]] = {
     "framework_options: {attn: sdpa}": ("GLM DSA context parallelism",),
     "model: llama-3.1-8b\nframework: automodel\nmesh: {tp: 3, dp_shard: 2, ep: 2}\ntraining: {seq_len: 4096}": (
         "requires a MoE model", "by TP size"),
+    "model: llama-3.2-1b\nframework: fsdp1\nmesh: {dp_shard: 8}\ntraining: {method: lora, seq_len: 4096}\n"
+    "framework_options: {wrap: layers_adapters, forward_prefetch: true}": ("layers_adapters with forward_prefetch",),
 }
 """Jobs with what they are refused for: sizes and meshes that a second sentence would take from what was put aside."""
 

@@ -103,6 +103,17 @@ def test_what_is_not_served_is_refused_by_name(changed: dict[str, Any], message:
     assert any(message in problem.message for problem in check(scenario(**changed)).problems), changed
 
 
+@pytest.mark.parametrize(("changed", "told"), [
+    ({}, "; without images: model: mistral-small-4-119b-text"),
+    ({"frozen": ["model.vision_tower"], "image_height": 224}, "; without images: model: mistral-small-4-119b-text"),
+    ({"framework": "megatron"}, ""), ({"model": "qwen2.5-vl-3b", "image_height": 448}, "")])
+def test_a_refusal_of_a_tower_names_the_text_model_that_is_built_in(changed: dict[str, Any], told: str) -> None:
+    """Advice does not end in a circle: a tower is to be frozen, a frozen one to have images, and those are refused."""
+    given = {"model": "mistral-small-4-119b", "framework": "fsdp2", "attention": None, "frozen": None} | changed
+    (problem,) = check(scenario(**given)).problems
+    assert problem.message.partition("; without images")[2] == told.partition("; without images")[2]
+
+
 def test_an_engine_with_a_tower_is_refused_by_name() -> None:
     asked = Scenario.model_validate({"name": "serves", "workload": "serve", "model": "gemma-3-4b",
                                      "topology": "dgx-h100", "generation": {"max_model_len": 1024}})

@@ -67,6 +67,19 @@ def test_recomputation_is_executed_and_not_counted() -> None:
     assert executed[0] >= counted[0] * (1 - 1e-9)
 
 
+@pytest.mark.parametrize(("framework", "model", "given"), [
+    ("fsdp2", "qwen3-30b-a3b", {"options": {"experts": "ep_dispatch_experts"}}),
+    ("automodel", "qwen3-next-80b-a3b", {"implementation": "automodel"}),
+    ("zero1", "qwen3-30b-a3b", {"implementation": "autoep"}), ("megatron", "qwen3-30b-a3b", {})])
+def test_uneven_loads_of_experts_never_raise_utilisation(framework: str, model: str, given: dict[str, Any]) -> None:
+    """The fullest rank does more, the others less: FLOPs of a token are those of equal loads, and the step is longer."""
+    even, uneven = (time_of(small.scenario(framework, {"dp_shard": 8, "ep": 8}, model=model, seq_len=4096,
+                                           routing={"imbalance": imbalance}, **given)) for imbalance in (1, 4))
+    assert flops_of_a_token(uneven) == pytest.approx(flops_of_a_token(even))
+    assert uneven.step_s > even.step_s
+    assert uneven.mfu < even.mfu
+
+
 def test_the_limit_is_the_longer_of_arithmetic_and_traffic() -> None:
     time = time_of(small.scenario("fsdp2", {}, model="llama-3-8b", seq_len=32768))
     roofline = time.roofline

@@ -247,14 +247,17 @@ def _check_adapters(job: Draft, options: dict[str, Any], *, aligned: bool) -> No
 
 def _check_adapter_units(job: Draft, options: dict[str, Any]) -> None:
     """Refuses what is not served where each matrix of an adapter is a unit: [Note: PEFT's units]."""
-    at, lora = "framework_options.wrap", job.scenario.training.lora
-    served = {"adapters of experts": adapts_experts(job), "DoRA": lora.use_dora,
-              "backward_prefetch: BACKWARD_POST": options.get("backward_prefetch") == "BACKWARD_POST",
-              "forward_prefetch": bool(options.get("forward_prefetch")),
-              "another sharding_strategy than FULL_SHARD":
-                  options.get("sharding_strategy") not in (None, "FULL_SHARD", "HYBRID_SHARD")}
-    if what := next((name for name, asked in served.items() if asked), ""):
-        raise job.not_yet(at, f"{_ADAPTERS} with {what}")
+    sharding = options.get("sharding_strategy")
+    served = (("adapters of experts", TARGETS, adapts_experts(job)),
+              ("DoRA", "training.lora.use_dora", job.scenario.training.lora.use_dora),
+              ("backward_prefetch: BACKWARD_POST", "framework_options.backward_prefetch",
+               options.get("backward_prefetch") == "BACKWARD_POST"),
+              ("forward_prefetch", "framework_options.forward_prefetch", bool(options.get("forward_prefetch"))),
+              (f"sharding_strategy: {sharding}", "framework_options.sharding_strategy",
+               sharding not in (None, "FULL_SHARD", "HYBRID_SHARD")))
+    for what, at, asked in served:
+        if asked:
+            raise job.not_yet(at, f"{_ADAPTERS} with {what}")
 
 
 def _packed(job: Draft, options: dict[str, Any], stored: str, strategy: Fsdp1Strategy) -> PackedWeights | None:

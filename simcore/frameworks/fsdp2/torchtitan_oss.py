@@ -34,7 +34,9 @@ def check_oss(job: Job, options: Mapping[str, Any]) -> None:
 
 
 def note_oss(job: Draft, options: Mapping[str, Any]) -> None:
-    """Notes what is assumed of GPT-OSS, and that none of its blocks is compiled."""
+    """Notes the attention of GPT-OSS, what is assumed of it, and that none of its blocks is compiled."""
+    job.auto("framework_options.attn", options.get("attn") or "auto", "flex", "torchtitan 0.2.2 models/gpt_oss/model/"
+             "args.py: no other attention")
     job.note("attention by flex_attention", "buffers of Inductor's lowering, causal masks", "an assumption: torch 2.13 "
              "_inductor/kernel/flex/flex_attention.py was read, not run on a GPU")
     job.note("rows of experts", "as many for each, filled up to a multiple of 8", "an assumption: torchtitan 0.2.2 "

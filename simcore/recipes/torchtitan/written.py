@@ -51,12 +51,13 @@ def _write_model(outline: Outline) -> None:
              and all(fields.get(key) == value for key, value in flavor.sizes.items())]
     outline.said.add("implementation")
     kernels = {FLAVORS[name][word].attention for name, word in found}
-    kernel = outline.given(f"{_OPTIONS}attn") or "sdpa"
+    kernel = outline.value(f"{_OPTIONS}attn") or "sdpa"
     if found and kernel not in kernels:
         outline.refuse("model", f"torchtitan's {found[0][1]} has {', '.join(sorted(kernels))} attention")
         return
     found = [(name, word) for name, word in found if FLAVORS[name][word].attention == kernel]
     if not found:
+        outline.as_without(f"{_OPTIONS}attn")  # a flavor would say it
         outline.refuse("model", "no flavor of torchtitan 0.2.2 that is simulated has these sizes")
         return
     name, word = found[0]

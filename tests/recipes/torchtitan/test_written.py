@@ -118,3 +118,18 @@ def test_what_no_configuration_says_is_refused_by_its_key(settings: dict[str, An
 def test_stages_that_no_layers_make_are_refused() -> None:
     found = convert(staged(4, 4), "torchtitan").refused
     assert "no number of layers a stage makes 16 stages" in found[0].message
+
+
+def test_gpt_oss_has_its_one_attention_without_being_told() -> None:
+    """`attn: flex` says nothing that its layers do not do anyway; notes on a layout are no keys of a recipe."""
+    made = written(model="gpt-oss-20b", mesh={"dp_shard": 8})
+    assert tomllib.loads(made.text)["model"]["flavor"] == "20b"
+    assert made.text == written(model="gpt-oss-20b", mesh={"dp_shard": 8}, framework_options__attn="flex").text
+
+
+def test_what_is_refused_is_refused_by_keys_alone() -> None:
+    """Also where the recipe is not read back: notes such as `rows of experts` are no keys."""
+    found = convert(scenario(model={"config": "gpt-oss-20b", "overrides": {"num_hidden_layers": 3}},
+                             mesh={"dp_shard": 8}), "torchtitan").refused
+    assert [one.message for one in found] == ["not yet: model: no flavor of torchtitan 0.2.2 that is simulated has these "
+                                              "sizes"]
