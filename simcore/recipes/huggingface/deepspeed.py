@@ -17,6 +17,7 @@ from simcore.recipes.huggingface.deepspeed_keys import (
     check_fields,
     of_matrices,
     read_experts,
+    read_unread,
     refuse_blocks,
     switches,
     without_effect,
@@ -91,6 +92,7 @@ def read_deepspeed(reader: Reader, draft: Draft, at: str = "", *, is_alone: bool
     micro = number_or_auto(reader, f"{at}train_micro_batch_size_per_gpu", autos)
     steps = number_or_auto(reader, f"{at}gradient_accumulation_steps", autos)
     whole = read_whole(reader, draft, at, micro, steps, by_mpu=is_alone)
+    read_unread(reader, draft, at)
     return Zero(Shards.ZERO, compute, formats, micro, steps, whole, has_optimizer, number == 0, keeps, autos)
 
 
