@@ -325,11 +325,13 @@ def _read_unread(reader: Reader, draft: Draft, block: str) -> None:
     """Lists words of a block that are no options of `accelerate launch`, which hands them on to no one.
 
     1.15.0 commands/launch.py _validate_launch_command sets each as an argument, and utils/launch.py asks for its own.
+    An unknown word in the command itself is an error there, and stays one.
     """
-    for one in reader.matching(f"{block}.*"):
+    typed = {one.path for one in draft.answers.options}
+    for one in (one for one in reader.untouched() if one.path[0] == block and one.path not in typed):
         near = reader.near(one)
-        draft.unmodelled(one, "no option of accelerate, which hands on to no one what it does not know (1.15.0 "
-                         "commands/launch.py _validate_launch_command)" + (
+        draft.unmodelled(reader.matching(one.key), "no option of accelerate, which hands on to no one what it does "
+                         "not know (1.15.0 commands/launch.py _validate_launch_command)" + (
             f": did you mean {near!r}?" if near else ": deepspeed_config_file names a JSON of DeepSpeed's own" if
             block == "deepspeed_config" else ""))
 
