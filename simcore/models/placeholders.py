@@ -1,6 +1,7 @@
 """Names in recipes that stand for a model which the reader must put in, and the preset that the words beside may mean.
 
-Such as `/path/to/model`, `<path_to_config>`, or a sentence that says where to look.
+Such as `/path/to/model`, `<path_to_config>`, or a sentence that says where to look. Also names of models that were
+trained from another one, which they have in their own name.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ import re
 from functools import lru_cache
 from typing import Final
 
-from simcore.models.names import names_of, presets
+from simcore.models.names import find, names_of, presets
 
-__all__ = ["is_placeholder", "meant"]
+__all__ = ["is_placeholder", "likely", "meant"]
 
 _STANDS: Final = re.compile(r"(.*/)?path[/_-]to[/_-].*|.*<[^>]*>.*|\S+(\s+\S+){3,}|"
                             r"(model|checkpoint|ckpt)_?(path|dir|name)", re.IGNORECASE | re.DOTALL)
@@ -26,6 +27,14 @@ _SHORT: Final = {"dsv3": "deepseek-v3", "docs/guides/deepseek.md": "deepseek-v3"
 _OTHER: Final = ("omni", "v32")
 """Words of models that are no preset, whose names begin like one."""
 
+_WORDS: Final = re.compile(r"[a-z]+|\d+(?:\.\d+)?[bm]?(?![a-z])|\d+(?:\.\d+)?")
+_SIZE: Final = re.compile(r"\d+(?:\.\d+)?[bm]")
+_KINDS: Final = (
+    "vl vision vlm omni audio asr tts speech moe hybrid mamba eagle eagle3 medusa draft embedding embed reranker "
+    "gptq awq bnb gguf mlx int fp mxfp nvfp quantized quant bit 4bit 8bit w4a16 w8a8 exl marlin hqq adapter lora qlora "
+    "merged pruned prune upscaled frankenmerge")
+"""Words of models with other layers, sizes or formats than the one that they are named after."""
+
 
 def is_placeholder(reference: str) -> bool:
     """True if a model's name in a recipe stands for one that the reader must put in."""
@@ -38,6 +47,44 @@ def meant(*texts: str) -> str:
     if any(other in text for text in words for other in _OTHER):
         return ""
     return next((preset for name, preset in _known() if any(name in text for text in words)), "")
+
+
+def likely(reference: str) -> str:
+    """Preset that a model which is not built in is named after, such as `llama-3-8b` of `me/Llama-3-Base-8B-SFT`.
+
+    Its family, version and size stand in the name, in this order, family and version side by side. "" if none does, or
+    more than one, or if the name has a word of other layers or formats: nobody but a reader can tell.
+    """
+    if find(reference) is not None:
+        return ""
+    words = _parted(reference.rstrip("/").rpartition("/")[2])
+    fits = [(len(name), preset, name) for name, preset in _sized() if _stands_in(name, words)]
+    most = max((one[0] for one in fits), default=0)
+    best = {preset: name for size, preset, name in fits if size == most}
+    if len(best) != 1:
+        return ""
+    (preset, name), = best.items()
+    return "" if {*_KINDS.split()} & {*words} - {*name} else preset
+
+
+def _stands_in(name: tuple[str, ...], words: tuple[str, ...]) -> bool:
+    """True if all words of a name stand among others in their order, the first two side by side."""
+    for start in (at for at in range(len(words) - 1) if words[at:at + 2] == name[:2]):
+        rest = iter(words[start + 2:])
+        if all(word in rest for word in name[2:]):
+            return True
+    return False
+
+
+def _parted(text: str) -> tuple[str, ...]:
+    return tuple(_WORDS.findall(text.casefold()))
+
+
+@lru_cache(maxsize=1)
+def _sized() -> tuple[tuple[tuple[str, ...], str], ...]:
+    """(words, preset) of all names with a family, a version and a size."""
+    found = {(_parted(name.rpartition("/")[2]), preset) for preset in presets() for name in names_of(preset)}
+    return tuple(sorted((words, preset) for words, preset in found if any(map(_SIZE.fullmatch, words))))
 
 
 def _squashed(text: str) -> str:

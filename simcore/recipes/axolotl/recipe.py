@@ -27,6 +27,7 @@ from simcore.recipes.huggingface.companions import companions_of
 from simcore.recipes.huggingface.fields import fields_of
 from simcore.recipes.huggingface.fsdp import wrap_adapters
 from simcore.recipes.huggingface.shards import Shards
+from simcore.recipes.huggingface.shipped import AXOLOTL, with_own
 from simcore.recipes.imported import Imported
 from simcore.recipes.machine import read_machine
 from simcore.recipes.reader import Reader
@@ -53,7 +54,7 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     draft = read_ranks(reader, draft)
     read_machine(draft, None)
     read_model(reader, draft)
-    beside = companions_of(files[1:], draft, takes=("deepspeed",))
+    beside = with_own(companions_of(files[1:], draft, takes=("deepspeed",)), reader, AXOLOTL)
     sharding = read_sharding(reader, draft, beside.deepspeed)
     read_method(reader, draft, sharding.shards)
     read_images(reader, draft, sharding.shards)

@@ -7,9 +7,10 @@ from typing import Final
 
 from simcore.inputs.block import shorten
 from simcore.recipes.draft import Draft
-from simcore.recipes.huggingface.deepspeed import check_named, read_deepspeed, shard_over_ranks
+from simcore.recipes.huggingface.deepspeed import read_deepspeed, shard_over_ranks
 from simcore.recipes.huggingface.fsdp import Plugin, read_plugin
 from simcore.recipes.huggingface.shards import Shards
+from simcore.recipes.huggingface.shipped import own_files
 from simcore.recipes.huggingface.trainer import ACCELERATOR
 from simcore.recipes.huggingface.zero import Zero
 from simcore.recipes.reader import Reader, Taken
@@ -56,8 +57,7 @@ def read_sharding(reader: Reader, draft: Draft, file: Reader | None) -> Sharding
     read_rows(reader, draft, _ROWS)
     zero = reader.text("deepspeed")
     if zero is not None and file is not None:
-        draft.use(zero, why="names the file that stands beside the recipe")
-        check_named(draft, zero, file)
+        own_files(draft, zero, file)
         return _read_zero(reader, draft, file)
     draft.refuse(zero, f"DeepSpeed's configuration in another file, {shorten(zero.value) if zero else ''}: name it "
                        "too, by --with")

@@ -60,12 +60,6 @@ _OF_ZERO: Final[tuple[Row, ...]] = (
     Idle(("deepspeed_config.seq_parallel_communication_data_type",), "accelerate 1.15.0 hands it on to no one "
          "(utils/launch.py prepare_deepspeed_cmd_env)"),
     Idle(("deepspeed_config.deepspeed_moe_layer_cls_names",), "experts are fetched layer by layer in any case"),
-    Unmodelled(tuple(f"deepspeed_config.{name}{below}" for below in ("", ".*") for name in (
-        "train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization", "optimizer", "scheduler", "bf16",
-        "fp16", "offload_optimizer", "offload_param", "activation_checkpointing", "tensor_parallel",
-        "data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size")),
-        "a word of DeepSpeed's own JSON, or of no one, which accelerate hands on to no one (1.15.0 commands/launch.py "
-        "_validate_launch_command): deepspeed_config_file names a JSON"),
 )
 
 
@@ -267,6 +261,7 @@ def _read_fsdp(reader: Reader, draft: Draft, mixed: Taken[Any] | None) -> Launch
         elif shards == ring == 1:
             draft.fail(said.where, f"{said.key}: without {at}dp_shard_size above 1 FSDP has no ranks to cut over")
     shared = _read_context(reader, draft, sizes[2], at)
+    _read_unread(reader, draft, "fsdp_config")
     share_ranks(reader, draft, f"{at}dp_replicate_size", f"{at}dp_shard_size", shared)
     return Launch(Shards.EACH if second else Shards.FLAT, mixed, checkpoints=checkpoints)
 
@@ -319,10 +314,26 @@ def _read_zero(reader: Reader, draft: Draft, mixed: Taken[Any] | None, file: Rea
     for name, part in (("optimizer", "optimizer"), ("param", "params")):
         _read_device(reader, draft, name, part)
     shard_over_ranks(draft, whole=stage is not None and stage.value == 0)
+    _read_unread(reader, draft, "deepspeed_config")
     if steps is not None and not (isinstance(steps.value, int) and steps.value > 0):
         draft.idle(steps, "the trainer's")
         steps = None
     return Launch(Shards.ZERO, mixed, None, steps)
+
+
+def _read_unread(reader: Reader, draft: Draft, block: str) -> None:
+    """Lists words of a block that are no options of `accelerate launch`, which hands them on to no one.
+
+    1.15.0 commands/launch.py _validate_launch_command sets each as an argument, and utils/launch.py asks for its own.
+    An unknown word in the command itself is an error there, and stays one.
+    """
+    typed = {one.path for one in draft.answers.options}
+    for one in (one for one in reader.untouched() if one.path[0] == block and one.path not in typed):
+        near = reader.near(one)
+        draft.unmodelled(reader.matching(one.key), "no option of accelerate, which hands on to no one what it does "
+                         "not know (1.15.0 commands/launch.py _validate_launch_command)" + (
+            f": did you mean {near!r}?" if near else ": deepspeed_config_file names a JSON of DeepSpeed's own" if
+            block == "deepspeed_config" else ""))
 
 
 def _read_device(reader: Reader, draft: Draft, name: str, part: str) -> None:

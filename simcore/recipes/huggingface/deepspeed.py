@@ -17,6 +17,7 @@ from simcore.recipes.huggingface.deepspeed_keys import (
     check_fields,
     of_matrices,
     read_experts,
+    read_unread,
     refuse_blocks,
     switches,
     without_effect,
@@ -41,6 +42,7 @@ _AT_0: Final = "deepspeed 0.19.6 runtime/engine.py zero_use_cpu_optimizer, ops/a
 _FILLED: Final = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
 """Sizes that transformers fills in where they are `auto`."""
 _STAGE_3: Final = "stage3_"
+_SHARES: Final = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _DEVICES: Final = {"cpu": "host", "nvme": "nvme"}
 _FORMATS: Final = "transformers 5.23.0 integrations/deepspeed.py trainer_config_process"
 _ENGINE: Final = "runtime/engine.py _configure_basic_optimizer"
@@ -88,9 +90,9 @@ def read_deepspeed(reader: Reader, draft: Draft, at: str = "", *, is_alone: bool
     keeps = forced is not None and not forced.value and not has_optimizer
     compute, formats = _read_formats(reader, draft, at)
     autos: dict[str, Taken[Any]] = {}
-    micro = number_or_auto(reader, f"{at}train_micro_batch_size_per_gpu", autos)
-    steps = number_or_auto(reader, f"{at}gradient_accumulation_steps", autos)
+    micro, steps = (number_or_auto(reader, f"{at}{name}", autos) for name in _SHARES)
     whole = read_whole(reader, draft, at, micro, steps, by_mpu=is_alone)
+    read_unread(reader, draft, at)
     return Zero(Shards.ZERO, compute, formats, micro, steps, whole, has_optimizer, number == 0, keeps, autos)
 
 

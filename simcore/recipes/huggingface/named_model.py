@@ -7,7 +7,7 @@ from pathlib import Path, PurePath
 from typing import Final
 
 from simcore.inputs.block import shorten
-from simcore.models.placeholders import is_placeholder, meant
+from simcore.models.placeholders import is_placeholder, likely, meant
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.config_fields import is_listed
 from simcore.recipes.huggingface.modules import family_of
@@ -42,12 +42,17 @@ def read_named_model(reader: Reader, draft: Draft, key: str, *blocks: str, but: 
 def ask_for_model(draft: Draft, named: Taken[str] | None, key: str, model: str = "model") -> bool:
     """True if the recipe names no model at `key`, by a placeholder, or by a path of another machine: it is asked for.
 
-    `model`: key of the scenario. The question names the preset that the recipe's path or the placeholder's words mean.
+    So is a model that is not built in, whose name has that of one which is. `model`: key of the scenario. The question
+    names the preset that the recipe's path or the placeholder's words mean.
     """
     words = named.value if named else ""
     is_elsewhere = (PurePath(words).is_absolute() or words.startswith("~")) and not Path(words).expanduser().exists()
     if named is not None and not is_elsewhere and not is_placeholder(words):
-        return False
+        preset = "" if Path(words).exists() else likely(words)
+        if preset:
+            draft.ask(model, f"--set {model}=NAME or PATH of its config.json, such as {preset}",
+                      f"model ({key}: {shorten(words)} is not built in, and by its name may be a {preset})", named)
+        return bool(preset)
     near = meant(words, "/".join(PurePath(draft.path).parts[-3:]))
     draft.ask(model, f"--set {model}=NAME or PATH of its config.json" + (f", such as {near}" if near else ""),
               f"model ({key}: {shorten(words)} {'is not here' if is_elsewhere else 'stands for one'})" if named else

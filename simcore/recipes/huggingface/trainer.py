@@ -12,7 +12,6 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.accelerate import Launch, copy_to_ranks, read_launch
 from simcore.recipes.huggingface.companions import Companions
 from simcore.recipes.huggingface.deepspeed import (
-    check_named,
     holds_states_on_host,
     read_deepspeed,
     shard_over_ranks,
@@ -21,6 +20,7 @@ from simcore.recipes.huggingface.deepspeed import (
 from simcore.recipes.huggingface.fsdp import Plugin, read_plugin, share_ranks
 from simcore.recipes.huggingface.optimizers import OPTIMIZERS, SOURCE, read_clipping, write_wide_states
 from simcore.recipes.huggingface.shards import Shards
+from simcore.recipes.huggingface.shipped import own_files
 from simcore.recipes.huggingface.without_effect import ALIKE
 from simcore.recipes.huggingface.zero import check_numbers
 from simcore.recipes.reader import Reader, Taken
@@ -208,9 +208,8 @@ def _read_zero(reader: Reader, draft: Draft, file: Reader | None) -> Launch:
                    "not yet: DeepSpeed's configuration stands in another file"
                    f"{f', {shorten(named.value)}' if named else ''}: name it too, by --with")
         return Launch(Shards.ZERO)
-    draft.use(named, why="names the file that stands beside the recipe")
     if file is not None:
-        check_named(draft, named, file)
+        own_files(draft, named, file)
     zero = read_deepspeed(reader, draft, "deepspeed.") if file is None else read_deepspeed(file, draft)
     if zero.shards is not Shards.ZERO:
         return Launch(zero.shards, is_refused=True)

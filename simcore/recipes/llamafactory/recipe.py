@@ -16,6 +16,7 @@ from simcore.recipes.huggingface.companions import Companions, companions_of
 from simcore.recipes.huggingface.fields import fields_of
 from simcore.recipes.huggingface.script import Script, names_model, read_started
 from simcore.recipes.huggingface.shards import Shards
+from simcore.recipes.huggingface.shipped import LLAMA_FACTORY, with_own
 from simcore.recipes.huggingface.trainer import read_batches, read_optimizer, read_sharding
 from simcore.recipes.imported import Imported, with_job
 from simcore.recipes.llamafactory.checkpointing import read_checkpointing
@@ -60,7 +61,7 @@ def _of_document(files: Sequence[RecipeFile], script: Script, *, loose: bool) ->
     reader = Reader(script.document, fields=fields_of("llamafactory"))
     draft = Draft("llamafactory", file.path, script.answers)
     draft.infer("name", Path(file.path).stem, "the file's name")
-    beside = companions_of(files[1:], draft, takes=("accelerate", "deepspeed"))
+    beside = with_own(companions_of(files[1:], draft, takes=("accelerate", "deepspeed")), reader, LLAMA_FACTORY)
     stage = str(reader.look("stage") or "sft")
     if trains(reader, draft):
         draft = _read_training(reader, draft, beside, stage)

@@ -640,3 +640,14 @@ def test_keys_of_older_releases_are_passed_over_and_told(tmp_path: Path) -> None
     told.expect_complete()
     assert {one.key for one in told.left if one.kind == "not modelled" and "older releases" in one.why} == {
         "eval_table_max_new_tokens", "unsloth_rope"}
+
+
+def test_a_model_that_is_named_after_one_that_is_built_in_is_asked_for(tmp_path: Path) -> None:
+    found = imported(tmp_path, changed(RECIPE, base_model="me/Llama-3-Base-8B-SFT"))
+    (asked,) = found.questions
+    assert (asked.key, asked.where) == ("model", str(tmp_path / "mine.yaml:8"))
+    assert "'me/Llama-3-Base-8B-SFT' is not built in, and by its name may be a llama-3-8b" in asked.text
+    assert asked.option.endswith("such as llama-3-8b")
+    answered = import_recipe([str(tmp_path / "mine.yaml")], Answers.of_options(4, None, "dgx-h100",
+                                                                              {"model": "llama-3-8b"}))
+    answered.expect_complete()

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from checkout import ROOT
 from simcore.errors import RankscopeError
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import parse_scenario
 from simcore.recipes.answers import Answers
+from simcore.recipes.huggingface.deepspeed_keys import TOP_KEYS
 from simcore.recipes.imported import Imported
 from simcore.recipes.importing import import_recipe
 from simcore.simulate import check
@@ -248,3 +250,23 @@ def test_expert_parallelism_that_upstream_stops_at_is_refused() -> None:
             (EXPERTS | {"route_scale": 2.0}, OWN, "found or routed otherwise")):
         with pytest.raises(RankscopeError, match=message):
             with_experts(block, **keys).expect_complete()
+
+
+# ---- keys that DeepSpeed never asks for -----------------------------------------------------------------------------
+def test_known_keys_at_the_top_are_those_that_deepspeed_asks_for() -> None:
+    stored = json.loads((ROOT / "tests" / "truth" / "deepspeed" / "top_keys.json").read_text(encoding="utf-8"))
+    assert TOP_KEYS.split() == stored["asked"]
+
+
+def test_a_key_at_the_top_that_deepspeed_never_asks_for_changes_nothing() -> None:
+    found = imported({**CONFIG, "_context": "ours", "zero3_init_flag": True, "gradient_clip": 1.0})
+    found.expect_complete()
+    told = {one.key: one.why for one in found.left}
+    assert all("DeepSpeed 0.19.6 asks for no key of this name" in told[name]
+               for name in ("_context", "zero3_init_flag", "gradient_clip"))
+
+
+def test_offload_that_is_no_block_is_an_error_as_upstream_has_it() -> None:
+    found = imported(zero(offload_optimizer=False))
+    assert [one.message for one in found.wrong] == ["zero_optimization.offload_optimizer: expected a mapping, at "
+                                                    "anything else DeepSpeed 0.19.6 stops (runtime/zero/config.py)"]
