@@ -146,11 +146,17 @@ class Case:
         return ({KERNELS[kind] for one in found for kind in np.unique(one.kinds)},
                 {DTYPES[dtype] for one in found for dtype in np.unique(one.dtypes)})
 
+    def seconds(self, efficiency: Efficiency) -> tuple[float, float]:
+        """Seconds of the step with fewer microbatches, and those of them that every step takes once."""
+        return self._seconds(self.short, efficiency)
+
     def _log_time(self, parts: Any, point: Point) -> float:
-        efficiency = efficiency_at(self.file, point)
+        return math.log(self._seconds(parts, efficiency_at(self.file, point))[0])
+
+    def _seconds(self, parts: Any, efficiency: Efficiency) -> tuple[float, float]:
         parts.routes.topology = parts.routes.topology.model_copy(update={"efficiency": efficiency})
         length = engine._timing(parts)
-        return math.log((length.step_ns - self._optimizer_ns(parts, length)) * 1e-9)
+        return (length.step_ns - self._optimizer_ns(parts, length)) * 1e-9, length.once_ns * 1e-9
 
     def _optimizer_ns(self, parts: Any, length: Any) -> int:
         """What is no part of the measured time."""
@@ -170,17 +176,23 @@ def cases() -> list[Case]:
     return [case for case in made if case]
 
 
-def _case(rows: Sequence[Measured]) -> Case | None:
+def short_case(one: Measured) -> Case | None:
+    """The case of one row, of a step with fewer microbatches in both places; None if the engine refuses it."""
+    return _case([one], whole=False)
+
+
+def _case(rows: Sequence[Measured], *, whole: bool = True) -> Case | None:
     entry, row = rows[0].entry, rows[0].row
     assert entry is not None
     assert entry.scenario is not None
-    parts = _prepared(entry.scenario)
+    parts = _prepared(entry.scenario if whole else _shortened(entry.scenario))
     if parts is None:
         return None
+    short = (_prepared(_shortened(entry.scenario)) if whole else None) or parts
     topology, family = parts.topology, str(configuration(entry.scenario)["model_type"])
     measured = statistics.median(one.row.step_s for one in rows if one.row.step_s)
     return Case(row.group, family, topology.name, topology.efficiency.name, tuple(r.row.id for r in rows), measured,
-                row.timed, parts, _prepared(_shortened(entry.scenario)) or parts)
+                row.timed, parts, short)
 
 
 def _shortened(scenario: Any) -> Any:
