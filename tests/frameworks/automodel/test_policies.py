@@ -84,7 +84,7 @@ def test_a_dense_hybrid_of_its_repository_has_wide_logits_and_automodel_s_own_lo
     ({"dp_shard": 2}, {"implementation": "hub", "model": "nemotron-nano-9b-v2", "loss": "cut"}, "with loss cut"),
     ({"dp_shard": 2}, {"version": NEMO_RL}, "has no attribute backbone"),
     ({"dp_shard": 2}, {"version": NEMO_RL, "model": "llama-tiny"}, "NeMo RL sets force_hf for llama, whose adapter"),
-    ({"dp_shard": 2}, {"version": NEMO_RL, "model": "qwen3-8b"}, "has no layers of Qwen3ForCausalLM: transformers' run"),
+    ({"dp_shard": 2}, {"version": NEMO_RL, "model": "qwen3-8b"}, "no layers of Qwen3ForCausalLM: transformers' run"),
     ({"dp_shard": 2}, {"version": NEMO_RL, "model": "mixtral-8x7b", "implementation": "automodel"}, "mixtral"),
     ({"dp_shard": 2, "cp": 2}, HUB, "not yet: layers of a checkpoint's repository over more than data"),
     ({"dp_shard": 2, "tp": 2}, HUB, "not yet: tensor and expert parallelism"),
