@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.wheel import sizes, tree_of
 from checkout import ROOT
 
 
@@ -54,6 +55,21 @@ def test_a_wheel_has_the_configurations_of_all_models_in_one_file(tmp_path: Path
     assert packed == {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
     assert [name for name in names if "/presets/" in name] == ["simcore/models/presets/names.toml"]
     assert [name for name in names if "/answers/" in name or name.endswith(("fitted.json", "judged.json"))] == []
+    size, count = sizes(tree_of(""))  # what docs/scale.md counts: without the wheel's own metadata
+    assert count.total() == len([name for name in names if ".dist-info/" not in name])
+    assert size.total() == pytest.approx(built.stat().st_size, rel=0.02)
+
+
+def test_the_page_has_the_size_of_the_wheel() -> None:
+    """Of a moment; made again by `python tests/bench/wheel.py` when it has grown by a twentieth."""
+    page = (ROOT / "docs/scale.md").read_text(encoding="utf-8")
+    told = page.partition("<!-- begin: wheel -->")[2].partition("<!-- end: wheel -->")[0]
+    lines = [[cell.strip() for cell in line.split("|")] for line in told.splitlines()
+             if "`" in line or "the wheel" in line]
+    rows = {cells[1]: int(cells[3].replace(",", "")) for cells in lines}
+    size, _ = sizes(tree_of(""))
+    assert rows.pop("the wheel") == pytest.approx(size.total() / 1024, rel=0.05)
+    assert {name.strip("`") for name in rows} <= set(size)
 
 
 @pytest.mark.slow

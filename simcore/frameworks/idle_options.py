@@ -5,7 +5,7 @@ An option may be about what a job does not have: gathering ahead where nothing i
 there is one microbatch. Its own code seldom says so. So the job's table is made again with each other value that the
 option may have. Where every one that is accepted gives an equal table, equal policies of all tensors and the same
 model, no value of the option can change an answer, and the report says so. A value that others differ from is never
-told.
+told. Neither is an option whose effect on time the framework has and the answer leaves out (an assumption `time of`).
 """
 
 from __future__ import annotations
@@ -37,9 +37,11 @@ def idle_options(job: Job, framework: Framework) -> tuple[tuple[str, str, str, s
     if scenario.workload != "train":
         return ()
     known = asked_adapter(scenario).options(job.graph.implementation)
+    unmodelled = {what for what, _, _, _ in framework.assumptions}
     return tuple((f"framework_options.{name}", IDLE, "derived", "[Note: idle options]: the framework's table is the "
                   "same with each other value that it takes here")
-                 for name in scenario.framework_options if _is_idle(job, framework, name, known.get(name, ())))
+                 for name in scenario.framework_options
+                 if f"time of {name}" not in unmodelled and _is_idle(job, framework, name, known.get(name, ())))
 
 
 def _is_idle(job: Job, framework: Framework, name: str, known: tuple[Any, ...]) -> bool:

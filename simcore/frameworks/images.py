@@ -66,8 +66,9 @@ def with_text_model(error: NotYet, job: Job) -> NotYet:
     name = text_of(job.scenario.model_name) if job.graph.architecture.has_tower else ""
     if not name:
         return error
-    return NotYet(replace(one, message=f"{one.message}; without images: model: {name}") if _OF_IMAGES.search(one.message)
-                  else one for one in error.problems)
+    further = f"; without images: model: {name}"
+    return NotYet(replace(one, message=one.message + further * bool(_OF_IMAGES.search(one.message)))
+                  for one in error.problems)
 
 
 def with_image_sides(fields: Mapping[str, Any], scenario: Scenario) -> Mapping[str, Any]:

@@ -81,7 +81,10 @@ class Settled:
 
 
 def settled(scenario: Scenario) -> Settled:
-    """The scenario with its framework's choices, without notes on what they mean. Raises what `frameworks.setup.prepare` raises."""
+    """The scenario with its framework's choices, without notes on what they mean.
+
+    Raises what `frameworks.setup.prepare` raises.
+    """
     job, framework = prepare(scenario)
     values = dict(_leaves(scenario.normalised(), ()))
     del values["model"]

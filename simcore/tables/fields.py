@@ -163,8 +163,8 @@ _TIME: Final[tuple[Field[Report], ...]] = (
     _field("tokens_per_s_per_gpu", "float64", "tokens of the batch", _time(lambda t: t.tokens_per_s_per_gpu)),
     _field("model_tflops_per_gpu", "float64", "FLOPs as flops_convention counts them", _time(
         lambda t: t.model_tflops_per_gpu)),
-    _field("flops_convention", "string", "whose way of counting; rankscope counts products of adapters too, and experts as loaded alike", _time(
-        lambda t: t.convention)),
+    _field("flops_convention", "string", "whose way of counting; rankscope counts products of adapters too, and "
+           "experts as loaded alike", _time(lambda t: t.convention)),
     _field("mfu", "float64", "model_tflops_per_gpu as a share of the dense peak, 0 to 1", _time(lambda t: t.mfu)),
     _field("price_per_gpu_hour_usd", "float64", "of the topology", _cost(lambda c: c.price_per_gpu_hour)),
     _field("price_date", "string", "when it was asked", _cost(lambda c: c.price_date or None)),

@@ -44,10 +44,11 @@ class StepLength:
 
     `step_ns`: of the whole step, all microbatches, of which `once_ns` is host time once a step. `worst`: index of the
     class of the ranks that end last. `steady`: the microbatches around the repeated ones take the same time on every
-    rank (or nothing is extrapolated). `forward_flops`: FLOPs of all ranks' forward passes of the whole step, experts loaded
-    alike. `often`: how often each simulated microbatch happens. For each class, of the simulated microbatches alone: `row_ns`, when its
-    compute stream had done each row of its program; `times`, ends of its items and calls; `tracks`, its streams.
-    `kernels`: of its program; `alone`: ns of its calls without contention. `wiring`: communicators of all classes.
+    rank (or nothing is extrapolated). `forward_flops`: FLOPs of all ranks' forward passes of the whole step, experts
+    loaded alike. `often`: how often each simulated microbatch happens. For each class, of the simulated microbatches
+    alone: `row_ns`, when its compute stream had done each row of its program; `times`, ends of its items and calls;
+    `tracks`, its streams. `kernels`: of its program; `alone`: ns of its calls without contention. `wiring`:
+    communicators of all classes.
     """
 
     step_ns: int

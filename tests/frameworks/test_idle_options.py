@@ -28,7 +28,8 @@ MATTERS_IN: tuple[tuple[str, dict[str, int], dict[str, Any], dict[str, Any]], ..
     ("fsdp2", {"dp_shard": 2}, {"recompute_by": "transformers"}, {"recompute": "full"}),
     ("fsdp2", {"dp_shard": 2}, {"sync_gradients": "every"}, {"microbatches": 2}),
     ("fsdp2", {"dp_shard": 2}, {"use_kernels": False}, {}),  # the only value that is taken
-    ("fsdp2", {"dp_shard": 2}, {"wrap": "embedding_tail"}, {}))
+    ("fsdp2", {"dp_shard": 2}, {"wrap": "embedding_tail"}, {}),
+    ("zero3", {"dp_shard": 2}, {"overlap_comm": False}, {}))  # a stream of its own, whose time is not modelled
 
 
 def test_an_option_that_changes_nothing_is_told_and_changes_nothing() -> None:

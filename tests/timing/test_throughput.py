@@ -72,7 +72,7 @@ def test_recomputation_is_executed_and_not_counted() -> None:
     ("automodel", "qwen3-next-80b-a3b", {"implementation": "automodel"}),
     ("zero1", "qwen3-30b-a3b", {"implementation": "autoep"}), ("megatron", "qwen3-30b-a3b", {})])
 def test_uneven_loads_of_experts_never_raise_utilisation(framework: str, model: str, given: dict[str, Any]) -> None:
-    """The fullest rank does more, the others less: FLOPs of a token are those of equal loads, and the step is longer."""
+    """The fullest rank does more, the others less: a token has the FLOPs of equal loads, and the step is longer."""
     even, uneven = (time_of(small.scenario(framework, {"dp_shard": 8, "ep": 8}, model=model, seq_len=4096,
                                            routing={"imbalance": imbalance}, **given)) for imbalance in (1, 4))
     assert flops_of_a_token(uneven) == pytest.approx(flops_of_a_token(even))

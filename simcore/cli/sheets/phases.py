@@ -17,6 +17,8 @@ __all__ = ["phasesheet"]
 
 _OWNERS = 3
 """Owners of a phase that are named."""
+_BESIDE = "rl.asynchronous"
+"""Assumption of a step in which engines decode while the policy trains."""
 
 
 def phasesheet(reports: Sequence[Report]) -> list[RenderableType]:
@@ -43,6 +45,8 @@ def _table(report: Report) -> Iterator[RenderableType]:
     table.add_row("step", "", format_seconds(sum(phase.seconds for phase in report.phases)), "", "",
                   *(_size(sent, name) for name in links), "", "")
     yield Text(plain(f"{report.name}: phases of a step on the fullest rank; {highest.phase} sets the peak"))
+    if any(one.what == _BESIDE for one in report.assumptions):
+        yield Text("engines decode beside the policy; generation is what the policy then still waits for")
     yield table
 
 

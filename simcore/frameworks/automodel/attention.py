@@ -119,25 +119,39 @@ def _check_indexer(job: Draft, options: dict[str, object]) -> None:
     if not found:
         return
     if job.mesh.cp > 1 and source == "sdpa":
+        served = f" (served: {_served(job)})" if _reads_selected(job) else ""
         raise job.illegal("mesh.cp", "GLM DSA context parallelism is implemented only for backend.attn in "
-                          "{'tilelang', 'cudnn'}", f"{at}; DeepSeek-V3.2 supports none")
+                          f"{{'tilelang', 'cudnn'}}{served}", f"{at}; DeepSeek-V3.2 supports none")
     if source != "sdpa":
-        raise job.not_yet("framework_options.attn", f"attention by {source} behind an indexer of keys (served: sdpa, "
-                          "and of GLM-5 tilelang): which of TransformerEngine's ways takes the mask of chosen keys is "
-                          "not known")
+        raise job.not_yet("framework_options.attn", f"attention by {source} behind an indexer of keys (served: "
+                          f"{_served(job)}): which of TransformerEngine's ways takes the mask of selected keys is not "
+                          "known")
     if job.scenario.training.lengths == "packed":
         raise job.not_yet("training.lengths", "packed sequences behind an indexer of keys, by sdpa")
+
+
+def _reads_selected(job: Draft) -> bool:
+    """True for GLM-5, whose layers alone have kernels that read the selected keys alone."""
+    return job.graph.architecture.family == "glm_moe_dsa"
+
+
+def _served(job: Draft) -> str:
+    """Attention behind an indexer that runs with the job's cp, in words."""
+    kernel = f"{CHOOSING[0]} with lengths: packed"
+    if job.mesh.cp > 1:
+        return kernel if _reads_selected(job) else "cp 1"
+    return f"sdpa, or {kernel}" if _reads_selected(job) else "sdpa"
 
 
 def _check_kernels(job: Draft, found: list[LatentAttention], source: str) -> None:
     """Refuses kernels that read chosen keys alone in other layers than GLM-5's, and of whole rows."""
     at = "0.7.0 models/glm_moe_dsa/layers.py GlmMoeDsaIndexer.forward"
-    if job.graph.architecture.family != "glm_moe_dsa":
+    if not _reads_selected(job):
         raise job.illegal("framework_options.attn", f"Unsupported attention implementation: {source}",
                           "0.7.0 components/attention/utils.py initialize_attn_module_and_func")
     if job.scenario.training.lengths != "packed":
         raise job.illegal("training.lengths", f"{source} DSA indexer requires THD/packed sequences (qkv_format='thd'): "
-                          "use backend.attn in {te, sdpa}", at)
+                          f"use backend.attn in {{te, sdpa}} (served: {_served(job)})", at)
     if any((block.kv_rank, block.rope) != _KERNEL_SIZES for block in found):
         raise job.illegal("model", f"kv_lora_rank and qk_rope_head_dim must be {_KERNEL_SIZES} with attn {source}",
                           "0.7.0 models/glm_moe_dsa/kernels/tilelang_sparse_mla_fwd.py sparse_mla_fwd_interface")

@@ -218,14 +218,16 @@ def _check_hub(job: Job) -> None:
 def _check_own(job: Job, family: str) -> None:
     """Raises IllegalLayout or NotYet for Automodel's own layers that the pin has not, or that are not described."""
     if job.mesh.ep == 1 and family == "nemotron_h":
-        raise job.illegal("implementation", "NemotronHForCausalLM of Automodel has no attribute backbone (force_hf: "
-                          "true is implementation: hub)", f"{_PIN} NemotronHParallelizationStrategy")
+        raise job.illegal("implementation", "Automodel's NemotronHForCausalLM has no attribute backbone, which its "
+                          "parallelizer wraps (force_hf: true runs the repository's layers: write implementation: hub)", f"{_PIN} NemotronHParallelizationStrategy")
     if family in ("llama", "qwen2"):
-        raise job.illegal("implementation", "its adapter of state dicts does not implement convert_single_tensor_to_hf "
-                          "and force_hf is set (implementation: hf)", f"{_SETUP} _maybe_set_force_hf")
+        raise job.illegal("implementation", f"NeMo RL sets force_hf for {family}, whose adapter of state dicts does "
+                          "not implement convert_single_tensor_to_hf: transformers' layers run, not Automodel's own "
+                          "(write implementation: hf)", f"{_SETUP} _maybe_set_force_hf")
     if family == "qwen3":
-        raise job.illegal("implementation", "there are no layers of Qwen3ForCausalLM in the pinned Automodel "
-                          "(implementation: hf)", "Automodel 24b47e856 _transformers/registry.py MODEL_ARCH_MAPPING")
+        raise job.illegal("implementation", "the pinned Automodel has no layers of Qwen3ForCausalLM: transformers' run "
+                          "(write implementation: hf)",
+                          "Automodel 24b47e856 _transformers/registry.py MODEL_ARCH_MAPPING")
     if job.mesh.ep == 1 or family not in _OWN:
         raise job.not_yet("framework_version", f"Automodel's layers of {family} with ep {job.mesh.ep} under {NEMO_RL}")
 

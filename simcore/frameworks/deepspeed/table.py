@@ -91,7 +91,8 @@ _ALIKE: Final = ("ranks of ZeRO-1 and 2", "up to 64 each for itself, of more ran
                  "what of which tensors lies in a rank's part decides on gradients that are kept, and on copies to the "
                  "host")
 _OVERLAPPED: Final = ("time of overlap_comm", "reductions run beside the products, whatever it says", "assumed",
-                      "it decides on buffers; without it DeepSpeed waits for each reduction")
+                      "it decides on buffers; without it DeepSpeed waits for each reduction, and stage 3 has no "
+                      "stream for them (deepspeed 0.19.6 runtime/zero/stage3.py:336)")
 
 
 def options_of_stage(stage: int, implementation: str) -> dict[str, tuple[Any, ...]]:

@@ -32,7 +32,7 @@ _OLDER: Final = "models/policy/workers/dtensor_policy_worker.py"
 _MATCHER: Final = "Automodel _peft/module_matcher.py"
 _AS_HF: Final = {
     **dict.fromkeys(("llama", "qwen2"), (
-        "force_hf is set: the adapter of its own layers' state dict converts no single tensor",
+        "NeMo RL sets force_hf: Automodel's adapter of their state dict converts no single tensor",
         "models/automodel/setup.py _maybe_set_force_hf")),
     "qwen3": ("the pinned Automodel has no layers of its own", "Automodel 24b47e856 _transformers/registry.py")}
 """Families of which transformers' layers run: why, and where upstream says so."""

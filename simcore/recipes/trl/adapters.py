@@ -18,10 +18,10 @@ from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Row, Says, read_rows
 from simcore.recipes.trl.formats import Formats
+from simcore.recipes.trl.releases import Release
 
 __all__ = ["read_method"]
 
-_RELEASE: Final = "TRL 1.16.0"
 _MODEL: Final = "trainer/model_config.py ModelConfig"
 _ROWS: Final[tuple[Row, ...]] = (
     Says("use_rslora", "training.lora.use_rslora", "flag"),
@@ -47,7 +47,8 @@ _OTHERS: Final = ("modules_to_save", "target_parameters", "layers_to_transform",
                   "alpha_pattern", "trainable_token_indices", "arrow_config", "alora_invocation_tokens")
 
 
-def read_method(reader: Reader, draft: Draft, file: Reader | None, launch: Launch, formats: Formats) -> None:
+def read_method(reader: Reader, draft: Draft, file: Reader | None, launch: Launch, formats: Formats,
+                release: Release) -> None:
     """Writes the method and its settings. `file`: the reader of `adapter_config.json`, None if there is none."""
     wanted = reader.flag("use_peft")
     if file is None and (wanted is None or not wanted.value):
@@ -57,7 +58,7 @@ def read_method(reader: Reader, draft: Draft, file: Reader | None, launch: Launc
         draft.idle(reader.matching("lora_*", "use_rslora", "use_dora", "bnb_4bit_*", "use_bnb_nested_quant"),
                    "no adapters are asked for")
         return
-    packed = _read_packed(reader, draft, formats)
+    packed = _read_packed(reader, draft, formats, release)
     method = "qlora" if packed else "lora"
     if file is not None:
         draft.infer("training.method", method, "adapters of a file", where=file.document.path)
@@ -66,18 +67,18 @@ def read_method(reader: Reader, draft: Draft, file: Reader | None, launch: Launc
         _read_file(file, draft)
     else:
         draft.infer("training.method", method, "use_peft", wanted)
-        _read_keys(reader, draft)
+        _read_keys(reader, draft, release)
     if launch.shards is Shards.FLAT:
         wrap_adapters(draft)
 
 
-def _read_keys(reader: Reader, draft: Draft) -> None:
+def _read_keys(reader: Reader, draft: Draft, release: Release) -> None:
     for key, name, default in (("lora_r", "rank", 16), ("lora_alpha", "alpha", 32), ("lora_dropout", "dropout", 0.05)):
         said: Taken[Any] | None = reader.integer(key) if name == "rank" else reader.number(key)
         if said is not None:
             draft.put(f"training.lora.{name}", said)
         else:
-            draft.default(f"training.lora.{name}", default, _RELEASE, _MODEL)
+            draft.default(f"training.lora.{name}", default, release.name, _MODEL)
     for key in ("lora_modules_to_save", "lora_target_parameters"):
         draft.refuse(reader.take(key), "parameters that are trained beside the adapters of whole modules")
     read_rows(reader, draft, _ROWS)
@@ -131,7 +132,7 @@ def _read_linear(draft: Draft, named: Taken[list[str]], family: str) -> None:
         draft.refuse(named, f"all linear layers of the family {family}")
 
 
-def _read_packed(reader: Reader, draft: Draft, formats: Formats) -> bool:
+def _read_packed(reader: Reader, draft: Draft, formats: Formats, release: Release) -> bool:
     """True if the base is packed; its products are in the format of the checkpoint, which must have 16 bits."""
     four, eight = reader.flag("load_in_4bit"), reader.flag("load_in_8bit")
     on = [one for one in (four, eight) if one is not None and one.value]
@@ -153,7 +154,7 @@ def _read_packed(reader: Reader, draft: Draft, formats: Formats) -> bool:
     if nested is not None:
         draft.put("training.quantization.double_quant", nested)
     else:
-        draft.default("training.quantization.double_quant", value=False, release=_RELEASE, source=_MODEL)
+        draft.default("training.quantization.double_quant", value=False, release=release.name, source=_MODEL)
     read_rows(reader, draft, [
         Says("bnb_4bit_quant_type", "training.quantization.format", "text"),
         Says("bnb_4bit_quant_storage", "framework_options.bnb_4bit_quant_storage", "text")])

@@ -7,6 +7,7 @@ on: then they are one row as well.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from simcore.recipes.data_sets import ask_for_longest
@@ -16,16 +17,30 @@ from simcore.recipes.trl.releases import NEWEST, Release
 
 __all__ = ["read_lengths", "read_lengths_of_pairs"]
 
-_RELEASE: Final = "TRL 1.16.0"
 _LENGTH: Final = "trainer/sft_config.py max_length"
-_ROW: Final = "TRL 1.16.0 trainer/sft_trainer.py padding_free: all tokens of a microbatch are one row"
-_WRAPPED: Final = "TRL 1.16.0 data_utils.py _pack_wrapped: all tokens in a line, cut at max_length"
-_LONGEST: Final = "TRL 1.16.0 trainer/sft_trainer.py: samples are cut there, and a batch is padded to its longest"
+_ROW: Final = "trainer/sft_trainer.py padding_free: all tokens of a microbatch are one row"
+_WRAPPED: Final = "data_utils.py _pack_wrapped: all tokens in a line, cut at max_length"
+_LONGEST: Final = "trainer/sft_trainer.py: samples are cut there, and a batch is padded to its longest"
 _OPEN: Final = "tokens of a sequence: max_length is null, so that nothing is cut"
 _SKIPS: Final = "dataset_kwargs.skip_prepare_dataset"
 _UNCUT: Final = ("tokens of a sequence: dataset_kwargs.skip_prepare_dataset leaves samples as they are, whatever "
                  "max_length says")
 _TRAINER: Final = "transformers 5.23.0"
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """Number of samples in a row of tokens, how its length follows, and where `release` says so."""
+
+    samples: int
+    rule: str
+    file: str
+    release: Release
+
+    @property
+    def source(self) -> str:
+        """Source of the rule."""
+        return f"{self.release.name} {self.file}"
 
 
 def read_lengths(reader: Reader, draft: Draft, release: Release) -> None:
@@ -37,7 +52,7 @@ def read_lengths(reader: Reader, draft: Draft, release: Release) -> None:
     draft.idle(reader.take("truncation_mode"), "which end is cut")
     micro = reader.integer("per_device_train_batch_size")
     if packing is None:
-        draft.release_default("packing", "false", _RELEASE, "trainer/sft_config.py")
+        draft.release_default("packing", "false", release.name, "trainer/sft_config.py")
     if packing is None or not packing.value:
         draft.idle(packing, "the default")
         draft.idle(strategy, "no packing")
@@ -53,15 +68,17 @@ def read_lengths(reader: Reader, draft: Draft, release: Release) -> None:
     if is_wrapped and not is_free:
         draft.idle(free, "the default")
         draft.use(packing, strategy, why="rows of equal length, as is simulated by default")
-        _write_length(draft, limit, multiple, 1, ("rows of equal length", _WRAPPED), unlimited=_is_unlimited(reader))
+        _write_length(draft, limit, multiple, _Row(1, "rows of equal length", _WRAPPED, release),
+                      unlimited=_is_unlimited(reader))
         _write_micro(draft, micro)
         return
     if not is_wrapped:
         draft.idle(free, "packs by best fit switch it on")
-    draft.infer("training.lengths", "packed", "packing", packing, strategy, free if is_wrapped else None, source=_ROW)
-    _write_length(draft, limit, multiple, micro.value if micro else 8, (
-        "max_length x per_device_train_batch_size", _ROW), unlimited=_is_unlimited(reader))
-    draft.infer("training.micro_batch_size", 1, "one row a microbatch", micro, source=_ROW)
+    row = _Row(micro.value if micro else 8, "max_length x per_device_train_batch_size", _ROW, release)
+    draft.infer("training.lengths", "packed", "packing", packing, strategy, free if is_wrapped else None,
+                source=row.source)
+    _write_length(draft, limit, multiple, row, unlimited=_is_unlimited(reader))
+    draft.infer("training.micro_batch_size", 1, "one row a microbatch", micro, source=row.source)
 
 
 def read_lengths_of_pairs(reader: Reader, draft: Draft) -> None:
@@ -98,7 +115,8 @@ def _unpacked(reader: Reader, draft: Draft, limit: Taken[int] | None, multiple: 
         ask_for_longest(reader, draft, ("dataset_name",), _UNCUT if unprepared else _OPEN, *given,
                         multiple=multiple.value if multiple is not None and multiple.value > 0 else 1)
         return
-    _write_length(draft, limit, multiple, 1, ("the longest that max_length allows", _LONGEST), unlimited=False)
+    _write_length(draft, limit, multiple, _Row(1, "the longest that max_length allows", _LONGEST, release),
+                  unlimited=False)
 
 
 def _is_unlimited(reader: Reader) -> bool:
@@ -113,13 +131,13 @@ def _write_micro(draft: Draft, micro: Taken[int] | None) -> None:
         draft.default("training.micro_batch_size", 8, _TRAINER, "training_args.py per_device_train_batch_size")
 
 
-def _write_length(draft: Draft, limit: Taken[int] | None, multiple: Taken[int] | None, rows: int,
-                  rule: tuple[str, str], *, unlimited: bool) -> None:
-    """Writes the length of a row of `rows` samples, each of the longest length; `rule`: how it follows, its source."""
+def _write_length(draft: Draft, limit: Taken[int] | None, multiple: Taken[int] | None, row: _Row,
+                  *, unlimited: bool) -> None:
+    """Writes the length of a row of samples, each of the longest length."""
     answer = draft.answers.seq_len
     if answer is not None:
         draft.idle([one for one in (limit, multiple) if one], f"{answer.where} says how long sequences are")
-        draft.answered("training.seq_len", answer, answer.value * rows)
+        draft.answered("training.seq_len", answer, answer.value * row.samples)
         longest = answer.value
     elif limit is None and unlimited:
         draft.use(multiple)
@@ -128,12 +146,12 @@ def _write_length(draft: Draft, limit: Taken[int] | None, multiple: Taken[int] |
     else:
         longest = limit.value if limit else 1024
         step = multiple.value if multiple is not None and multiple.value > 0 else 1
-        length = -(-longest * rows // step) * step
-        if limit is None and length == longest * rows:
-            draft.default("training.seq_len", length, _RELEASE, _LENGTH)
+        length = -(-longest * row.samples // step) * step
+        if limit is None and length == longest * row.samples:
+            draft.default("training.seq_len", length, row.release.name, _LENGTH)
             draft.use(multiple, why="lengths are multiples of it")
         else:
             padded = f", padded to a multiple of {step}" if step > 1 else ""
-            draft.infer("training.seq_len", length, f"{rule[0]}{padded}", limit, multiple, source=rule[1])
-    if rows > 1:
-        draft.infer("training.packed_length", longest, "the longest sample of a row", source=rule[1])
+            draft.infer("training.seq_len", length, f"{row.rule}{padded}", limit, multiple, source=row.source)
+    if row.samples > 1:
+        draft.infer("training.packed_length", longest, "the longest sample of a row", source=row.source)

@@ -14,9 +14,8 @@ from simcore.recipes.trl.releases import Release, note_norms
 __all__ = ["Formats", "read_formats", "write_formats"]
 
 _NAMES: Final = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-_RELEASE: Final = "TRL 1.16.0"
-_READ: Final = "trainer/model_config.py ModelConfig.dtype: float32 for `trl sft`"
-_MIXED: Final = "trainer/base_config.py: bf16 unless fp16 is asked for"
+_READ: Final = "trainer/model_config.py ModelConfig: float32 for `trl sft` unless it says a dtype"
+_MIXED: Final = "trainer/base_config.py, up to 0.24 sft_config.py: bf16 unless fp16 is asked for"
 _AUTOCAST: Final = "accelerate 1.15.0 accelerator.py prepare_model: forward under autocast, but for DeepSpeed"
 _UPCAST: Final = "accelerate 1.15.0 utils/fsdp_utils.py fsdp2_prepare_model: trained parameters are upcast"
 
@@ -70,7 +69,7 @@ def write_formats(draft: Draft, formats: Formats, launch: Launch, release: Relea
                                f"{formats.mixed or 'no mixed precision'}")
     by = (*formats.said, *(zero.formats if zero else ()))
     if not by:
-        draft.default("training.precision.compute", formats.compute, _RELEASE, _MIXED)
+        draft.default("training.precision.compute", formats.compute, release.name, _MIXED)
     elif zero is None or not zero.compute:
         draft.infer("training.precision.compute", formats.compute, "mixed precision, else that of the checkpoint",
                     *by, source=_MIXED)
@@ -88,7 +87,7 @@ def write_formats(draft: Draft, formats: Formats, launch: Launch, release: Relea
         draft.infer("training.precision.grad_reduce", formats.compute, "reductions in the format of products",
                     *formats.said, source="accelerate 1.15.0 utils/dataclasses.py set_mixed_precision")
     elif formats.dtype is None and formats.compute != "fp32":
-        draft.default("training.precision.params", "fp32", _RELEASE, _READ)
+        draft.default("training.precision.params", "fp32", release.name, _READ)
     elif formats.stored != formats.compute:
         draft.put("training.precision.params", formats.dtype, formats.stored)
     else:
@@ -129,7 +128,7 @@ def _write_adapters(draft: Draft, formats: Formats, launch: Launch, release: Rel
     if packed and not release.narrow_adapters:
         note_norms(draft)
     elif packed and not (launch.shards is Shards.EACH and formats.mixed):
-        draft.default("training.lora.dtype", "bf16", _RELEASE, "trainer/sft_trainer.py: as in the paper of QLoRA")
+        draft.default("training.lora.dtype", "bf16", release.name, "trainer/sft_trainer.py: as in the paper of QLoRA")
         return
     draft.default("training.lora.dtype", "fp32", "PEFT 0.21.2", "mapping_func.py autocast_adapter_dtype")
     if launch.shards is Shards.NONE and formats.mixed and formats.stored == formats.compute:

@@ -74,7 +74,7 @@ def _of_document(files: Sequence[RecipeFile], script: Script, *, loose: bool) ->
     read_model(reader, draft)
     launch = read_sharding(reader, draft, beside)
     formats = read_formats(reader, draft, launch)
-    read_method(reader, draft, beside.adapter, launch, formats)
+    read_method(reader, draft, beside.adapter, launch, formats, release)
     write_formats(draft, formats, launch, release)
     read_tf32(reader, draft, casts=bool(formats.mixed))
     (read_loss(reader, draft, launch, release) if stage == SFT else read_pairs(reader, draft, release))

@@ -155,10 +155,16 @@ SPARSE: dict[str, Any] = {"model": GLM, "options": {"attn": "tilelang"}}
     (SPARSE | {"lengths": "packed", "model": {"config": "glm-5", "overrides": {"kv_lora_rank": 256}}}, IllegalLayout,
      "must be"),
     ({"model": GLM, "options": {"attn": "sdpa"}, "lengths": "packed"}, NotYet, "by sdpa"),
-    ({"model": GLM, "options": {"attn": "te"}}, NotYet, "behind an indexer")])
+    ({"model": GLM, "options": {"attn": "te"}}, NotYet, "served: sdpa, or tilelang with lengths: packed")])
 def test_kernels_of_chosen_keys(given: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         small.prepared("automodel", {"dp_shard": 2, "ep": 2}, **given)
+
+
+@pytest.mark.parametrize(("attention", "error"), [("te", NotYet), ("sdpa", IllegalLayout), ("tilelang", IllegalLayout)])
+def test_advice_about_an_indexer_names_what_runs_with_cp(attention: str, error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"\(served: tilelang with lengths: packed\)"):
+        small.prepared("automodel", {"dp_shard": 2, "ep": 2, "cp": 2}, model=GLM, options={"attn": attention})
 
 
 def test_ranks_that_share_sequences_gather_their_keys() -> None:

@@ -60,7 +60,7 @@ def test_all_ranks_are_alike() -> None:
 
 @pytest.mark.parametrize(("mesh", "given", "kind", "told"), [
     ({"dp_shard": 2}, {}, IllegalLayout, "dp_replicate (write mesh.dp_replicate, or framework: zero1"),
-    ({"ep": 2}, {}, NotYet, "experts split over ranks under DeepSpeed in other layers than its own"),
+    ({"ep": 2}, {}, InputError, "ep: expected 1 in a model without experts"),
     ({}, {"offload": {"optimizer": "host"}}, NotYet, "optimizer"),
     ({}, {"options": {"reduce_bucket_size": 5}}, InputError, "unknown option 'reduce_bucket_size'"),
     ({}, {"options": {"torch_adam": False}, "optimizer": {"name": "sgd"}}, IllegalLayout, "false with sgd"),

@@ -153,7 +153,7 @@ policy:
 cluster: {gpus_per_node: 8}
 """)
     as_shipped(found, "nemo-rl-sft/llama-lora.yaml", checkpoint__merge="none")
-    assert found.origins[("implementation",)].text.startswith("force_hf is set")
+    assert found.origins[("implementation",)].text.startswith("NeMo RL sets force_hf")
 
 
 def test_dpo_counts_pairs_and_is_the_shipped_scenario(tmp_path: Path) -> None:

@@ -131,5 +131,5 @@ def test_what_is_refused_is_refused_by_keys_alone() -> None:
     """Also where the recipe is not read back: notes such as `rows of experts` are no keys."""
     found = convert(scenario(model={"config": "gpt-oss-20b", "overrides": {"num_hidden_layers": 3}},
                              mesh={"dp_shard": 8}), "torchtitan").refused
-    assert [one.message for one in found] == ["not yet: model: no flavor of torchtitan 0.2.2 that is simulated has these "
-                                              "sizes"]
+    assert [one.message for one in found] == [
+        "not yet: model: no flavor of torchtitan 0.2.2 that is simulated has these sizes"]

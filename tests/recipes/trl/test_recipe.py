@@ -299,6 +299,10 @@ def test_an_older_recipe_has_the_defaults_of_its_release() -> None:
     assert {one.key for one in second.left if "TRL 0.19.1" in one.why and one.kind == "not modelled"} >= {
         "max_seq_length"}
     assert not [one for one in first.left if "0.19.1" in one.why]
+    for name in ("max_seq_length", "use_peft"):  # neither is there: lengths and adapters by default
+        plain = {key: value for key, value in older.items() if key != name} | {"num_of_sequences": 4, "use_peft": True}
+        cited = " ".join(f"{one.text} {one.source}" for one in imported(plain).origins.values())
+        assert ("TRL 0.19.1" in cited, "TRL 1.16.0" in cited) == (True, False)
     both = imported({**older, "max_length": 256})
     both.expect_complete()
     assert both.values["training"]["seq_len"] == 512

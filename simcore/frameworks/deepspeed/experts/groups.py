@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Final
 
 from simcore.frameworks.deepspeed.experts.layers import EXPERTS_AXIS, axis_of
@@ -23,7 +23,7 @@ _LARGEST: Final = 178_956_971
 """Elements of a group of experts."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Group:
     """One flat buffer of trained parameters that ranks cut into equal parts.
 
@@ -38,7 +38,7 @@ class Group:
     start: int
     entries: tuple[tuple[int, int, int], ...]
 
-    @property
+    @cached_property
     def elements(self) -> int:
         """Elements of parameters."""
         return sum(numel for *_, numel in self.entries)

@@ -20,6 +20,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final
 
+from simcore.errors import InputError, Problem
 from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.expert_modules import LAYERS as _COMMON
 from simcore.frameworks.common.expert_modules import Layers
@@ -63,9 +64,12 @@ def refuse_capacity(job: Job) -> None:
 
 
 def check_experts(job: Job, stage: int) -> None:
-    """Raises IllegalLayout or NotYet for experts that a stage of ZeRO does not take (0 without ZeRO)."""
+    """Raises IllegalLayout, InputError or NotYet for experts that a stage of ZeRO does not take (0 without ZeRO)."""
     mesh = job.mesh
     if not has_own_experts(job.graph):
+        if mesh.ep > 1 and not job.has_experts:
+            raise InputError(Problem(job.scenario.where("mesh", "ep"), f"ep: expected 1 in a model without experts, "
+                                     f"got {mesh.ep}: it changes nothing under DeepSpeed"))
         if mesh.ep > 1 or mesh.etp > 1:
             raise job.not_yet("mesh.ep" if mesh.ep > 1 else "mesh.etp", "experts split over ranks under "
                               "DeepSpeed in other layers than its own (served: implementation: autoep, which is its "
