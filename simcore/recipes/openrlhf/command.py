@@ -13,7 +13,7 @@ from typing import Final
 
 from simcore.errors import InputError, Problem
 from simcore.inputs.document import Document
-from simcore.inputs.yaml_parser import KeyPath
+from simcore.inputs.yaml_parser import KeyPath, dotted
 from simcore.recipes.answers import Answer
 from simcore.recipes.launch.arguments import Override, arguments_of
 from simcore.recipes.launch.count import processes_of
@@ -81,7 +81,7 @@ def command_of(text: str, path: str, variables: Mapping[str, str] | None = None,
 
 def _today(one: Override) -> KeyPath:
     """Path of a key in today's names."""
-    name = ".".join(one.path)
+    name = dotted(one.path)
     return tuple(OLDER.get(name, name).split("."))
 
 

@@ -34,12 +34,12 @@ _HOSTED: Final = (Idle((f"{_FSDP}.param_offload", f"{_FSDP}.optimizer_offload"),
 
 def is_second(reader: Reader) -> bool:
     """True for an actor of FSDP 2."""
-    return reader.look(f"{ACTOR}.strategy") == "fsdp2"
+    return bool(reader.look(f"{ACTOR}.strategy") == "fsdp2")
 
 
 def is_hosted(reader: Reader) -> bool:
     """True for an actor that FSDP 2 keeps on the host (`offload_policy`)."""
-    return is_second(reader) and reader.look(f"{_FSDP}.offload_policy") is True
+    return is_second(reader) and bool(reader.look(f"{_FSDP}.offload_policy"))
 
 
 def is_tied(draft: Draft, key: str = "") -> bool:
@@ -92,7 +92,8 @@ def _read_second(reader: Reader, draft: Draft) -> None:
                     source=f"{_RELEASE} {_WORKERS}")
     else:
         draft.idle(policy, "the default")
-    read_rows(reader, draft, (*_SECOND, *(_HOSTED if is_hosted(reader) else _AWAY)))
+    read_rows(reader, draft, _SECOND)
+    read_rows(reader, draft, _HOSTED if is_hosted(reader) else _AWAY)
 
 
 def _read_units(reader: Reader, draft: Draft, *, second: bool) -> None:

@@ -104,9 +104,9 @@ def test_an_actor_on_the_host_is_there_in_no_phase_and_is_gathered_through_the_d
     stays, rests = simulate(asked(**BASE)), simulate(asked(**BASE, training__offload=HOST))
     of = [{phase.phase: phase for phase in report.phases} for report in (stays, rests)]
     assert not stays.problems
-    for phase in ("generation", "logprob", "training"):
-        assert of[1][phase].device_bytes < of[0][phase].device_bytes
-        assert of[1][phase].host_bytes > of[0][phase].host_bytes
+    for name in ("generation", "logprob", "training"):
+        assert of[1][name].device_bytes < of[0][name].device_bytes
+        assert of[1][name].host_bytes > of[0][name].host_bytes
     assert of[1]["reference"].by_owner[REFERENCE] == of[0]["reference"].by_owner[REFERENCE]
     for phase in rests.phases:
         assert sum(phase.by_category.values()) == sum(phase.by_owner.values()) == phase.device_bytes
