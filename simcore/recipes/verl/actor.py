@@ -220,7 +220,8 @@ def _read_attention(reader: Reader, draft: Draft) -> None:
             draft.refuse(taken, "a field of the model's configuration")
     for dropout in (reader.number(f"{_OVERRIDE}.{name}") for name in _DROPOUTS):
         if dropout is not None and dropout.value:
-            draft.refuse(dropout, f"dropout of {'attention' if dropout.path[-1].startswith('att') else 'hidden states'}")
+            what = "attention" if str(dropout.path[-1]).startswith("att") else "hidden states"
+            draft.refuse(dropout, f"dropout of {what}")
         else:
             draft.idle(dropout, "no dropout")
     draft.idle(reader.take(_OVERRIDE) if not names else None, "nothing is overridden")
