@@ -137,3 +137,11 @@ def test_what_these_workers_do_not_do_is_refused(told: str, changed: dict[str, A
 def test_verls_losses_are_none_of_nemo_rls() -> None:
     found = simulate(asked(**BASE, rl__trainer="nemo_rl"))
     assert "NeMo RL with the loss flash of verl's workers" in str(found.problems[0])
+
+
+def test_a_vision_tower_is_refused_until_its_units_are_known() -> None:
+    scenario = asked(**BASE, model="qwen2.5-vl-7b", mesh={"dp_shard": 4}, training__frozen=["model.visual"],
+                     training__images=1, training__image_height=448)
+    found = check(scenario)
+    assert found.problems
+    assert any("tower" in str(problem) for problem in found.problems), found.problems
