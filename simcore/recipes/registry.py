@@ -17,7 +17,7 @@ __all__ = ["format_named", "format_of", "is_scenario", "known_formats"]
 
 _MODULES: Final = ("automodel.recipe", "axolotl.recipe", "llamafactory.recipe", "trl.recipe", "alone.accelerate",
                    "alone.deepspeed", "bridge.recipe", "megatron.recipe", "torchtitan.recipe", "nemo_rl.recipe",
-                   "verl.recipe", "alone.model")
+                   "verl.recipe", "openrlhf.recipe", "alone.model")
 """Modules of this package, each with a `FORMAT`; the first that recognises a file reads it. The model's is the last: it
 stands beside others."""
 _OF_SCENARIOS: Final = frozenset({"topology", "framework", "workload", "sweep"})

@@ -23,7 +23,9 @@ from simcore.recipes.registry import format_of, known_formats
 from simcore.simulate import check
 
 ANSWERS = Answers.of_options(16, 256, "dgx-h100")
-NAMES = [one.name for one in known_formats()]
+SCRIPTS = {"openrlhf"}
+"""Formats of which there are scripts alone, whose keys are looked through in `tests/recipes/openrlhf`."""
+NAMES = [one.name for one in known_formats() if one.name not in SCRIPTS]
 
 
 def imported(folder: Path, name: str) -> Imported:
@@ -45,6 +47,7 @@ def accounted(found: Imported) -> Iterator[str]:
 
 def test_every_format_has_a_sample() -> None:
     assert {*SAMPLES} == {*NAMES}
+    assert {one.name for one in known_formats()} - {*SAMPLES} == SCRIPTS
 
 
 @pytest.mark.parametrize("name", NAMES)

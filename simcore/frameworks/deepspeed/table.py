@@ -53,7 +53,7 @@ CAPABILITIES: Final = Capabilities(
 IN_COMPUTE: Final = ("training.precision.params", "training.precision.main_grads", "training.precision.grad_reduce",
                       "training.lora.dtype")
 """Keys that can say nothing but the compute dtype."""
-_LOSSES_OF_3: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger")
+_LOSSES_OF_3: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", "flash_fp32")
 LOSSES: Final = (*_LOSSES_OF_3, *sorted(PREFERENCE))
 _OF_ALL: Final[dict[str, tuple[Any, ...]]] = {
     "reduce_bucket_size": (None, "auto", int),

@@ -29,7 +29,7 @@ from simcore.recording.tape import (
 )
 
 __all__ = ["AFTER", "BEFORE", "GRAD_EMBEDDED", "OF_FP32", "TIED_HEAD", "as_inner_unit", "drop_held_logits",
-           "hand_back", "hand_on", "hidden_state", "hold_logits", "leave_waiting", "meet_waiting",
+           "hand_back", "hand_on", "held_logits", "hidden_state", "hold_logits", "leave_waiting", "meet_waiting",
            "nothing", "run_around_hook", "run_backward", "run_backward_of_loss", "run_halves", "simple_part",
            "stream_dtype"]
 
@@ -79,17 +79,22 @@ def drop_held_logits(tape: Tape, run: LayerWorkload, vocab: int) -> Section:
 
     Returns the section with their allocation, which belongs before the first row of the step (`RecordedLayer.rest`).
     """
-    held = tape.external((run.batch, run.seq, vocab), run.compute, tape.slot("held_logits", "activation"), 0)
+    return held_logits(tape, run, vocab, run.compute)[0]
+
+
+def held_logits(tape: Tape, run: LayerWorkload, vocab: int, dtype: str) -> tuple[Section, Tensor]:
+    """(section as of `drop_held_logits`, the logits), whose free is recorded when the caller drops them."""
+    held = tape.external((run.batch, run.seq, vocab), dtype, tape.slot("held_logits", "activation"), 0)
     assert held.storage is not None
-    return Section(((Op.ALLOC, 0, held.storage.slot, held.nbytes, 0, 0),))
+    return Section(((Op.ALLOC, 0, held.storage.slot, held.nbytes, 0, 0),)), held
 
 
-def hold_logits(tape: Tape, run: LayerWorkload, vocab: int) -> None:
-    """Records the allocation of logits [batch, seq, vocab] that a training loop holds past the step.
+def hold_logits(tape: Tape, run: LayerWorkload, vocab: int, dtype: str = "") -> None:
+    """Records the allocation of logits [batch, seq, vocab], in `dtype` ("": computed), that a loop holds past the step.
 
     They get the name `held_logits`; `drop_held_logits` records their free, when the next step has its own.
     """
-    tape.empty((run.batch, run.seq, vocab), run.compute, "held_logits", "activation").disown()
+    tape.empty((run.batch, run.seq, vocab), dtype or run.compute, "held_logits", "activation").disown()
 
 
 def run_around_hook(tape: Tape, out: Tensor, inputs: Node | None, finish: Callable[[Tape], None], held: list[Any], *,

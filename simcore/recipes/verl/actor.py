@@ -27,6 +27,8 @@ _FSDP: Final = f"{ACTOR}.fsdp_config"
 _LEARNED: Final = ("gpt2", "mpt")
 """Families with a table of learned positions."""
 _OVERRIDE: Final = f"{MODEL}.override_config"
+_DROPOUTS: Final = ("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop")
+"""Fields that are shares of numbers which are dropped; of a configuration without one nothing reads it."""
 ROWS: Final = (
     Says(f"{_FSDP}.dtype", "", "text", idle={"bfloat16": "as it is simulated", "bf16": "as it is simulated"},
          words={None: None}, what="gathered parameters in"),
@@ -210,15 +212,16 @@ def _read_attention(reader: Reader, draft: Draft) -> None:
     said(draft, "framework_options.attn_implementation", named, named.value if named else "flash_attention_2")
     names = reader.names(_OVERRIDE)
     rotates = family_of(draft.answers.settings.get("model") or draft.values.get("model")) not in _LEARNED
-    for name in (name for name in names if name not in ("attn_implementation", "attention_dropout")):
+    for name in (name for name in names if name not in ("attn_implementation", *_DROPOUTS)):
         taken = reader.take(f"{_OVERRIDE}.{name}")
         if name == "max_position_embeddings" and rotates:
             draft.idle(taken, "positions are rotated: no tensor is as long")
         else:
             draft.refuse(taken, "a field of the model's configuration")
-    dropout = reader.number(f"{_OVERRIDE}.attention_dropout")
-    if dropout is not None and dropout.value:
-        draft.refuse(dropout, "dropout of attention")
-    else:
-        draft.idle(dropout, "no dropout")
+    for dropout in (reader.number(f"{_OVERRIDE}.{name}") for name in _DROPOUTS):
+        if dropout is not None and dropout.value:
+            what = "attention" if str(dropout.path[-1]).startswith("att") else "hidden states"
+            draft.refuse(dropout, f"dropout of {what}")
+        else:
+            draft.idle(dropout, "no dropout")
     draft.idle(reader.take(_OVERRIDE) if not names else None, "nothing is overridden")

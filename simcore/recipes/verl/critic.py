@@ -15,7 +15,7 @@ from simcore.errors import Problem
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.named_model import ask_for_model
 from simcore.recipes.reader import Reader, Taken
-from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
+from simcore.recipes.rows import Idle, Off, Row, Says, Unmodelled, read_rows
 from simcore.recipes.verl.actor import ACTOR, MODEL, RELEASE, read_recompute, read_stored
 from simcore.recipes.verl.batches import read_size, sizes, split_of
 from simcore.recipes.verl.megatron_critic import read_megatron_critic
@@ -61,11 +61,14 @@ _ROWS: Final = (
     Idle(("critic.checkpoint.*", "critic.profiler.*", "critic.nccl_timeout", "critic._target_"),
          "the run around the steps"),
 )
-_AWAY: Final = tuple(Says(f"{_FSDP}.{name}", f"rl.critic.{name}", "flag")
+_AWAY: Final[tuple[Row, ...]] = tuple(Says(f"{_FSDP}.{name}", f"rl.critic.{name}", "flag")
                      for name in ("param_offload", "optimizer_offload"))
-_HOSTED: Final = (Idle((f"{_FSDP}.param_offload", f"{_FSDP}.optimizer_offload"), "offload_policy turns it off"),)
-_OF_FIRST: Final = (Idle((f"{_FSDP}.use_orig_params", f"{_FSDP}.forward_prefetch"), "FSDP 1 alone reads it"),)
-_OF_SECOND: Final = (Idle((f"{_FSDP}.offload_policy", f"{_FSDP}.reshard_after_forward"), "read under FSDP2 alone"),)
+_HOSTED: Final[tuple[Row, ...]] = (
+    Idle((f"{_FSDP}.param_offload", f"{_FSDP}.optimizer_offload"), "offload_policy turns it off"),)
+_OF_FIRST: Final[tuple[Row, ...]] = (
+    Idle((f"{_FSDP}.use_orig_params", f"{_FSDP}.forward_prefetch"), "FSDP 1 alone reads it"),)
+_OF_SECOND: Final[tuple[Row, ...]] = (
+    Idle((f"{_FSDP}.offload_policy", f"{_FSDP}.reshard_after_forward"), "read under FSDP2 alone"),)
 _WITHOUT: Final = (Idle(("critic.*",), "no critic: the estimator of advantages has none"),)
 
 

@@ -13,6 +13,7 @@ from simcore.models.vision_blocks import AnySize
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
 from simcore.recipes.verl.actor import ACTOR, RELEASE, WORKERS
+from simcore.recipes.verl.sharding import is_second
 
 __all__ = ["read_images"]
 
@@ -37,8 +38,9 @@ def read_images(reader: Reader, draft: Draft, *, by_megatron: bool) -> None:
                    "trained")
     elif all(path.startswith(f"{_MODULE}.") for path, _ in parts):
         draft.infer("training.frozen", [_MODULE], "the vision tower", freezes, source=f"{RELEASE} {WORKERS}")
-        draft.infer("framework_options.use_orig_params", True, "parameters with and without gradients in one unit",  # noqa: FBT003
-                    freezes, source=f"{RELEASE} {WORKERS}:474")
+        if not is_second(reader):
+            draft.infer("framework_options.use_orig_params", True, "parameters with and without gradients in one "  # noqa: FBT003
+                        "unit", freezes, source=f"{RELEASE} {WORKERS}:474")
     else:
         draft.refuse(freezes, "a frozen tower of another name than model.visual")
     draft.ask("training.images", "--set training.images=N", "images in each sequence", reader.take("data.image_key"))

@@ -20,7 +20,7 @@ from simcore.recipes.reader import Reader
 from simcore.recipes.recipe_file import RecipeFile
 from simcore.recipes.verl.command import Command, command_of, trainer_in
 from simcore.recipes.verl.defaults import expect_new, expect_there
-from simcore.recipes.verl.rl import MAIN, read_or_refuse
+from simcore.recipes.verl.rl import DAPO, MAIN, read_or_refuse
 from simcore.recipes.verl.sft import SFT, read_sft
 
 __all__ = ["FORMAT"]
@@ -30,10 +30,11 @@ _ENGINE: Final = "verl.trainer.sft_trainer"
 _MODELS: Final = {"actor_rollout_ref.model.path": "model", "model.partial_pretrain": "model",
                   "critic.model.path": "rl.critic.model", "reward_model.model.path": "rl.reward.model"}
 """Keys that name a model, with those of the scenario."""
-_PACKAGED: Final = ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "_self_")
+_PACKAGED: Final = ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "dapo_trainer", "dapo_megatron_trainer",
+                    "_self_")
 """Parents whose values are verl's own defaults."""
 _STRATEGY: Final = ("actor_rollout_ref", "actor", "strategy")
-_BY_PARENT: Final = {"ppo_megatron_trainer": "megatron"}
+_BY_PARENT: Final = {"ppo_megatron_trainer": "megatron", "dapo_megatron_trainer": "megatron"}
 """Strategies of the actor by verl's own files that set one, as fsdp is elsewhere."""
 
 
@@ -95,7 +96,7 @@ def _document(files: Sequence[RecipeFile], command: Command | None, draft: Draft
             draft.fail(other.path, f"is not the file that the command names ({command.config or 'none'})")
         else:
             document = merged(below, document)
-    if command.config and command.config not in _PACKAGED and len(files) == 1 and command.trainer in (SFT, MAIN):
+    if command.config and command.config not in _PACKAGED and len(files) == 1 and command.trainer in (SFT, MAIN, *DAPO):
         draft.fail(file.path, f"names {command.config}.yaml, which is no file of verl: name it behind the script")
     return document
 

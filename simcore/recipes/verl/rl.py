@@ -27,9 +27,11 @@ from simcore.recipes.verl.megatron import read_megatron_actor
 from simcore.recipes.verl.reward import read_reward
 from simcore.recipes.verl.rollout import ENGINES, read_rollout
 
-__all__ = ["MAIN", "read_or_refuse"]
+__all__ = ["DAPO", "MAIN", "read_or_refuse"]
 
 MAIN: Final = "verl.trainer.main_ppo"
+DAPO: Final = ("recipe.dapo.main_dapo", "recipe.dapo.src.main_dapo")
+"""Trainers that draw prompts again whose answers all have one reward (2bb42bae^ `recipe/dapo/dapo_ray_trainer.py`)."""
 _ENGINES: Final = {"megatron": "Megatron", "fsdp2": "FSDP2", "fsdp": "FSDP", "veomni": "VeOmni"}
 _UTILS: Final = "trainer/ppo/utils.py"
 _REF: Final = "actor_rollout_ref.ref.fsdp_config"
@@ -77,16 +79,20 @@ def read_or_refuse(reader: Reader, draft: Draft, trainer: str) -> bool:
     read_batches(reader, draft, gpus)
     read_critic(reader, draft, gpus, by_megatron=actor == "Megatron")
     read_reward(reader, draft)
-    refuse_said(reader, draft, "data.gen_batch_size", "prompts that are generated beyond a step's (DAPO)")
+    if trainer in DAPO:
+        _read_generated(reader, draft)
+    else:
+        refuse_said(reader, draft, "data.gen_batch_size", "prompts that are generated beyond a step's (DAPO)")
     read_rows(reader, draft, _ROWS)
     return True
 
 
 def _other(reader: Reader, trainer: str) -> str:
     """Reason for which a trainer is refused as a whole; "" for one that is read."""
-    if trainer != MAIN and "actor_rollout_ref" not in reader.names():
+    is_read = trainer in (MAIN, *DAPO)
+    if not is_read and "actor_rollout_ref" not in reader.names():
         return f"the trainer {trainer} (read: verl.trainer.fsdp_sft_trainer, {MAIN})"
-    if trainer != MAIN:
+    if not is_read:
         return f"{_algorithm(reader)} by the trainer {trainer} (read: {MAIN})"
     actor, rollout = _engine(reader).split(" and ")
     if has_critic(reader) and actor not in _WORKERS:
@@ -98,6 +104,32 @@ def _other(reader: Reader, trainer: str) -> str:
     if reader.look("actor_rollout_ref.hybrid_engine") is False:
         return f"{_algorithm(reader)} by verl with an engine on GPUs of its own"
     return ""
+
+
+def _read_generated(reader: Reader, draft: Draft) -> None:
+    """Writes the prompts that are answered for a step of DAPO's trainer, of which a step keeps some.
+
+    recipe/dapo/dapo_ray_trainer.py fit, at 2bb42bae^: batches of `gen_batch_size` prompts are answered until enough
+    have rewards that differ, here as few as hold a step. The others are scored by nothing, unless a penalty in the
+    rewards asks for it.
+    """
+    taken, filters = reader.integer("data.gen_batch_size"), reader.flag("algorithm.filter_groups.enable")
+    kept = draft.values["rl"]["prompts"]
+    each = taken.value if taken is not None and taken.value > 0 else kept
+    if filters is None or not filters.value:
+        draft.idle(filters, "the default")
+        if each != kept:
+            draft.refuse(taken, "a step of all prompts that are generated, without filter_groups")
+        else:
+            draft.idle(taken, "the step's own")
+        return
+    penalty = reader.look("algorithm.use_kl_in_reward")
+    if penalty:
+        draft.refuse(filters, "prompts that are drawn again beside a penalty in the rewards, for which all are scored")
+        draft.idle(taken, "of what is refused")
+        return
+    draft.infer("rl.generated_prompts", -(-kept // each) * each, "batches of gen_batch_size prompts that hold a step",
+                filters, taken, source="verl 2bb42bae^ recipe/dapo/dapo_ray_trainer.py fit")
 
 
 def _algorithm(reader: Reader) -> str:

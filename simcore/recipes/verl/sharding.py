@@ -13,7 +13,7 @@ from simcore.errors import InputError
 from simcore.models.graph import model_config
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
-from simcore.recipes.rows import Idle, Says, read_rows
+from simcore.recipes.rows import Idle, Row, Says, read_rows
 from simcore.recipes.verl.formats import FORMATS
 
 __all__ = ["ACTOR", "is_hosted", "is_second", "is_tied", "read_mixed", "read_sharding"]
@@ -24,22 +24,25 @@ _RELEASE: Final = "verl b178a3cd"
 _YAML: Final = "trainer/config/_generated_ppo_trainer.yaml"
 _WORKERS: Final = "workers/fsdp_workers.py _build_model_optimizer"
 _PARTS: Final = ("params", "gradients", "optimizer")
-_AWAY: Final = tuple(Says(f"{_FSDP}.{name}", f"rl.{name}", "flag") for name in ("param_offload", "optimizer_offload"))
-_FIRST: Final = (*_AWAY, Says(f"{_FSDP}.forward_prefetch", "framework_options.forward_prefetch", "flag"),
-                 Says(f"{_FSDP}.use_orig_params", "framework_options.use_orig_params", "flag"),
-                 Idle((f"{_FSDP}.offload_policy",), "read under FSDP2 alone"))
-_SECOND: Final = (Idle((f"{_FSDP}.forward_prefetch", f"{_FSDP}.use_orig_params"), "FSDP 1 alone reads it"),)
-_HOSTED: Final = (Idle((f"{_FSDP}.param_offload", f"{_FSDP}.optimizer_offload"), "offload_policy turns it off"),)
+_AWAY: Final[tuple[Row, ...]] = tuple(Says(f"{_FSDP}.{name}", f"rl.{name}", "flag")
+                                      for name in ("param_offload", "optimizer_offload"))
+_FIRST: Final[tuple[Row, ...]] = (
+    *_AWAY, *(Says(f"{_FSDP}.{name}", f"framework_options.{name}", "flag") for name in (
+        "forward_prefetch", "use_orig_params")), Idle((f"{_FSDP}.offload_policy",), "read under FSDP2 alone"))
+_SECOND: Final[tuple[Row, ...]] = (
+    Idle((f"{_FSDP}.forward_prefetch", f"{_FSDP}.use_orig_params"), "FSDP 1 alone reads it"),)
+_HOSTED: Final[tuple[Row, ...]] = (
+    Idle((f"{_FSDP}.param_offload", f"{_FSDP}.optimizer_offload"), "offload_policy turns it off"),)
 
 
 def is_second(reader: Reader) -> bool:
     """True for an actor of FSDP 2."""
-    return reader.look(f"{ACTOR}.strategy") == "fsdp2"
+    return bool(reader.look(f"{ACTOR}.strategy") == "fsdp2")
 
 
 def is_hosted(reader: Reader) -> bool:
     """True for an actor that FSDP 2 keeps on the host (`offload_policy`)."""
-    return is_second(reader) and reader.look(f"{_FSDP}.offload_policy") is True
+    return is_second(reader) and bool(reader.look(f"{_FSDP}.offload_policy"))
 
 
 def is_tied(draft: Draft, key: str = "") -> bool:
@@ -92,7 +95,8 @@ def _read_second(reader: Reader, draft: Draft) -> None:
                     source=f"{_RELEASE} {_WORKERS}")
     else:
         draft.idle(policy, "the default")
-    read_rows(reader, draft, (*_SECOND, *(_HOSTED if is_hosted(reader) else _AWAY)))
+    read_rows(reader, draft, _SECOND)
+    read_rows(reader, draft, _HOSTED if is_hosted(reader) else _AWAY)
 
 
 def _read_units(reader: Reader, draft: Draft, *, second: bool) -> None:

@@ -98,6 +98,9 @@ def check_fsdp2(scenario: Scenario, passing: Simulation) -> None:
     if _LAYERS.get(scenario.framework) != implementation:
         raise NotYet(Problem(scenario.where("framework"), f"not yet: verl's workers over {scenario.framework} with "
                              f"layers of {implementation} (served: fsdp1 and fsdp2 with transformers', and megatron)"))
+    if passing.job.graph.architecture.has_tower:
+        raise NotYet(Problem(scenario.where("model"), "not yet: a model with a vision tower by verl's workers over "
+                             "FSDP 2, of which each embedding may be a unit"))
     if scenario.training.method != "full":
         raise NotYet(Problem(scenario.where("training", "method"), "not yet: adapters of verl's workers over FSDP 2"))
     _check_units(scenario, passing)

@@ -114,8 +114,18 @@ def _told_of_verl(rl: Rl, engine: InferenceEngine, step: GrpoStep) -> Iterator[A
     yield from _told_of_models(rl)
 
 
+def _told_of_prompts(rl: Rl) -> Iterator[Assumption]:
+    """Assumption about prompts of which a step keeps some."""
+    if rl.generated_prompts is not None:
+        told = f"{rl.generated_prompts:,} prompts are answered once, and {rl.prompts:,} of them are trained on"
+        yield Assumption(what="rl.generated_prompts", value=told, kind="assumed", source="verl 2bb42bae^ recipe/dapo/"
+                         "dapo_ray_trainer.py fit: batches are drawn until enough prompts have rewards that differ, "
+                         "here as few as hold a step")
+
+
 def _told_of_models(rl: Rl) -> Iterator[Assumption]:
-    """Assumptions about a reference policy and a critic over FSDP."""
+    """Assumptions about a reference policy and a critic over FSDP, and about prompts."""
+    yield from _told_of_prompts(rl)
     source = "verl b178a3cd workers/fsdp_workers.py"
     if rl.reference == "host":
         yield Assumption(what="reference policy", value="copies from the host hide behind its passes", kind="assumed",
@@ -231,6 +241,7 @@ def _sent_by_megatron(scenario: Scenario, plans: Sequence[Plan], routes: Routes)
 
 def _told_of_megatron(rl: Rl, engine: InferenceEngine, step: GrpoStep) -> Iterator[Assumption]:
     """Assumptions about verl's workers over Megatron."""
+    yield from _told_of_prompts(rl)
     source = "verl b178a3cd workers/megatron_workers.py"
     yield Assumption(what="refit", value="parameters are exported by mbridge, one after the other", kind="derived",
                      source=f"{source} rollout_mode; mbridge 0.15.1 core/bridge.py:297")
@@ -256,15 +267,18 @@ def _check_megatron(scenario: Scenario, simulation: Simulation) -> None:
 
 VERL: Final = (
     Trainer(_SERVED, lambda worker: worker == FLAT,
-            ("param_offload", "optimizer_offload", "refit_bucket", "critic", "reward", "layered_summon"),
+            ("param_offload", "optimizer_offload", "refit_bucket", "critic", "reward", "layered_summon",
+             "generated_prompts"),
             _check_verl, _verl_step, _sent_by_verl, _told_of_verl, in_place=True, critic_apart=False,
             use="server", engines=tuple(STREAMS), occupied=_beside_verl),
     Trainer(_SERVED, lambda worker: worker == DTENSOR,
-            ("param_offload", "optimizer_offload", "refit_bucket", "critic", "reward"), _check_over_fsdp2, _fsdp2_step,
+            ("param_offload", "optimizer_offload", "refit_bucket", "critic", "reward", "generated_prompts"),
+            _check_over_fsdp2, _fsdp2_step,
             _sent_by_fsdp2, _told_of_fsdp2, in_place=True, critic_apart=False, use="server", engines=tuple(STREAMS),
             occupied=_beside_verl),
     Trainer(_SERVED, lambda worker: bool(worker) and worker not in MODULES,
-            ("param_offload", "optimizer_offload", "refit_bucket", "critic"), _check_megatron, _megatron_step,
+            ("param_offload", "optimizer_offload", "refit_bucket", "critic", "generated_prompts"),
+            _check_megatron, _megatron_step,
             _sent_by_megatron, _told_of_megatron, in_place=False, critic_apart=False, use="server",
             engines=tuple(EXPORTS), occupied=_beside_megatron))
 """A record for each kind of verl's workers."""

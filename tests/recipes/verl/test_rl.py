@@ -316,3 +316,24 @@ def test_a_policy_that_fsdp2_offloads_itself_is_not_brought_away_by_the_workers(
     assert not {"param_offload", "optimizer_offload"} & set(found.values["rl"])
     assert not {"forward_prefetch", "use_orig_params"} & set(found.values["framework_options"])
     assert not check(parse_scenario(found.document())).problems
+
+
+def test_dapos_trainer_answers_batches_until_they_hold_a_step(tmp_path: Path) -> None:
+    """64 prompts of a step, in batches of 48: two of them; the others are of a step without a filter."""
+    lines = ("data.gen_batch_size=48", "algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=acc",
+             "algorithm.filter_groups.max_num_gen_batches=10", "reward_model.overlong_buffer.enable=True",
+             "+actor_rollout_ref.model.override_config.resid_pdrop=0.",
+             "+actor_rollout_ref.model.override_config.embd_pdrop=0.")
+    text = SCRIPT.replace("verl.trainer.main_ppo", "recipe.dapo.main_dapo").replace(
+        _ANY, "".join(f"    {one} \\\n" for one in lines) + _ANY)
+    found = imported(tmp_path, text)
+    found.expect_complete()
+    assert found.values["rl"]["generated_prompts"] == 96
+    report = simulate(parse_scenario(found.document()), timed=False)
+    assert not report.problems
+    assert any("96 prompts are answered once, and 64" in one.value for one in report.assumptions)
+    plain = imported(tmp_path, text.replace("filter_groups.enable=True", "filter_groups.enable=False"))
+    assert "without filter_groups" in str(plain.refused[0])
+    scored = imported(tmp_path, text.replace("algorithm.adv_estimator=grpo", "algorithm.adv_estimator=grpo "
+                                             "algorithm.use_kl_in_reward=True"))
+    assert "a penalty in the rewards" in str(scored.refused[0])

@@ -104,9 +104,9 @@ def test_an_actor_on_the_host_is_there_in_no_phase_and_is_gathered_through_the_d
     stays, rests = simulate(asked(**BASE)), simulate(asked(**BASE, training__offload=HOST))
     of = [{phase.phase: phase for phase in report.phases} for report in (stays, rests)]
     assert not stays.problems
-    for phase in ("generation", "logprob", "training"):
-        assert of[1][phase].device_bytes < of[0][phase].device_bytes
-        assert of[1][phase].host_bytes > of[0][phase].host_bytes
+    for name in ("generation", "logprob", "training"):
+        assert of[1][name].device_bytes < of[0][name].device_bytes
+        assert of[1][name].host_bytes > of[0][name].host_bytes
     assert of[1]["reference"].by_owner[REFERENCE] == of[0]["reference"].by_owner[REFERENCE]
     for phase in rests.phases:
         assert sum(phase.by_category.values()) == sum(phase.by_owner.values()) == phase.device_bytes
@@ -137,3 +137,11 @@ def test_what_these_workers_do_not_do_is_refused(told: str, changed: dict[str, A
 def test_verls_losses_are_none_of_nemo_rls() -> None:
     found = simulate(asked(**BASE, rl__trainer="nemo_rl"))
     assert "NeMo RL with the loss flash of verl's workers" in str(found.problems[0])
+
+
+def test_a_vision_tower_is_refused_until_its_units_are_known() -> None:
+    scenario = asked(**BASE, model="qwen2.5-vl-7b", mesh={"dp_shard": 4}, training__frozen=["model.visual"],
+                     training__images=1, training__image_height=448)
+    found = check(scenario)
+    assert found.problems
+    assert any("tower" in str(problem) for problem in found.problems), found.problems
