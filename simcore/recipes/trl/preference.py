@@ -1,5 +1,7 @@
 """Training by preferences (`trl dpo`): DPOTrainer of TRL 1.16.0, whose heads score tokens without whole logits.
 
+An older recipe is read by v0.24.0, which makes whole logits and is given the outputs of all layers.
+
 `trainer/dpo_trainer.py`: chosen and rejected sequences of a microbatch pass together; dropout is off; with adapters the
 reference is the model without them, in full a second model, which passes inside each loss unless its log-probabilities
 are there from before the first step.
@@ -21,7 +23,7 @@ __all__ = ["GONE", "fields_of_stage", "read_pairs", "write_pairs"]
 _TRAINER: Final = "TRL 1.16.0 trainer/dpo_trainer.py"
 _BEFORE: Final = "precompute_ref_log_probs"
 _LOSSES: Final = ("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot",
-                  "aot_unpaired", "apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm")
+                  "aot_unpaired", "aot_pair", "apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm")
 _OWN: Final = frozenset({
     "beta", "disable_dropout", "discopop_tau", "f_alpha_divergence_coef", "f_divergence_type", "label_smoothing",
     "ld_alpha", "loss_weights", "precompute_ref_batch_size", _BEFORE, "ref_model_mixup_alpha", "ref_model_sync_steps",
@@ -36,6 +38,21 @@ GONE: Final = frozenset({
     "use_liger_loss", "ref_model_init_kwargs", "model_adapter_name", "ref_adapter_name", "force_use_ref_model",
     "base_model_attribute_name", "tools"})
 """Arguments of older releases (v0.24.0 trainer/dpo_config.py)."""
+_OLD_ROWS: Final[tuple[Row, ...]] = (
+    Off("use_liger_loss", "Liger's loss of preferences"),
+    Off("rpo_alpha", "a loss of the chosen sequences beside that of pairs"),
+    *(Off(name, "logits of answers alone") for name in ("use_logits_to_keep", "use_num_logits_to_keep")),
+    Off("use_weighting", "weights of WPO, of whole logits"),
+    Off("padding_free", "batches of pairs without padding"),
+    Off("is_encoder_decoder", "a model with an encoder"),
+    Off("force_use_ref_model", "a reference model of its own beside adapters"),
+    Off("ref_adapter_name", "a reference with adapters of its own"),
+    Off("model_adapter_name", "adapters by name"),
+    Idle(("generate_during_eval", "label_pad_token_id", "padding_value", "tools", "base_model_attribute_name"),
+         "evaluation, and values of what is padded"),
+    Idle(("reference_free",), "its log-probabilities are not read, and are made all the same (v0.24.0 trainer/"
+         "dpo_trainer.py get_batch_loss_metrics)"),
+)
 _ROWS: Final[tuple[Row, ...]] = (
     On("disable_dropout", "a loss of preferences with dropout"),
     Off("sync_ref_model", "a reference model that follows the policy"),
@@ -64,15 +81,21 @@ def read_pairs(reader: Reader, draft: Draft, release: Release) -> None:
         draft.fail(kinds.where, f"Label smoothing must be greater than 0.0 when using 'exo_pair' loss ({_TRAINER})")
     else:
         draft.idle(kinds, "of one number a token or less")
-    if release is not NEWEST:
-        draft.fail(draft.path, f"not yet: DPO of {release.name}, whose loss makes whole logits and keeps all hidden "
-                               "states (v0.24.0 trainer/dpo_trainer.py concatenated_forward)")
+    loss, rule, source = ("preference_fused", "each token's score by the head", f"{_TRAINER} _compute_loss") if (
+        release is NEWEST) else ("preference_whole", "whole logits, and the outputs of all layers",
+                                 "TRL v0.24.0 trainer/dpo_trainer.py concatenated_forward")
     if before is not None and before.value:
-        draft.infer("training.loss", "preference_fused_alone", "no reference passes in a step; its passes before the "
-                    "first one are not counted", before, source=f"{_TRAINER} _precompute_ref_logps")
+        draft.infer("training.loss", f"{loss}_alone", f"{rule}; no reference passes in a step, and its passes before "
+                    "the first one are not counted", before, source=source)
     else:
-        draft.infer("training.loss", "preference_fused", "each token's score by the head, and by the reference's",
-                    before, source=f"{_TRAINER} _compute_loss", where=draft.path)
+        draft.infer("training.loss", loss, f"{rule}, of the reference too", before, source=source, where=draft.path)
+    if release is not NEWEST:
+        kwargs = reader.matching("ref_model_init_kwargs", "ref_model_init_kwargs.*")
+        for one in kwargs:
+            draft.refuse(one, "arguments of a reference model of its own")
+        if kinds is not None and "sft" in kinds.value:
+            draft.fail(kinds.where, "not yet: a loss of the chosen sequences beside that of pairs")
+        read_rows(reader, draft, _OLD_ROWS)
     read_rows(reader, draft, _ROWS)
 
 
