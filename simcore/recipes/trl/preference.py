@@ -40,7 +40,6 @@ GONE: Final = frozenset({
 """Arguments of older releases (v0.24.0 trainer/dpo_config.py)."""
 _OLD_ROWS: Final[tuple[Row, ...]] = (
     Off("use_liger_loss", "Liger's loss of preferences"),
-    Off("rpo_alpha", "a loss of the chosen sequences beside that of pairs"),
     *(Off(name, "logits of answers alone") for name in ("use_logits_to_keep", "use_num_logits_to_keep")),
     Off("use_weighting", "weights of WPO, of whole logits"),
     Off("padding_free", "batches of pairs without padding"),
@@ -66,7 +65,7 @@ _ROWS: Final[tuple[Row, ...]] = (
 
 def fields_of_stage(stage: str) -> frozenset[str]:
     """Keys at the top of a recipe of a training."""
-    return fields_of("trl") if stage == SFT else fields_of("trl") - _OF_SFT | _OWN
+    return fields_of("trl") if stage == SFT else (fields_of("trl") - _OF_SFT) | _OWN | GONE
 
 
 def read_pairs(reader: Reader, draft: Draft, release: Release) -> None:
@@ -90,9 +89,9 @@ def read_pairs(reader: Reader, draft: Draft, release: Release) -> None:
     else:
         draft.infer("training.loss", loss, f"{rule}, of the reference too", before, source=source, where=draft.path)
     if release is not NEWEST:
-        kwargs = reader.matching("ref_model_init_kwargs", "ref_model_init_kwargs.*")
-        for one in kwargs:
+        for one in reader.matching("ref_model_init_kwargs", "ref_model_init_kwargs.*"):
             draft.refuse(one, "arguments of a reference model of its own")
+        draft.refuse(reader.number("rpo_alpha"), "a loss of the chosen sequences beside that of pairs")
         if kinds is not None and "sft" in kinds.value:
             draft.fail(kinds.where, "not yet: a loss of the chosen sequences beside that of pairs")
         read_rows(reader, draft, _OLD_ROWS)
