@@ -28,7 +28,7 @@ OF_LOSS: Final = frozenset({MODEL_END, OUTPUTS_COPIED, OUTPUTS_DROPPED})
 
 
 class Returned:
-    """What the model gives its caller, a trainer that computes the loss: the end of its forward, outputs of layers.
+    """Outputs of a model that its caller has, a trainer that computes the loss, and the end of the model's forward.
 
     The outputs of all layers but the last, whose norm is given, wait until they are dropped, in the policy's pass and
     in the reference's. `tiles`: the policy's passes by layer number.
@@ -103,14 +103,14 @@ class ReferencePass:
 
     def write(self) -> None:
         """Runs the forward of the reference, behind that of the policy, and is back in the loss."""
-        out, edges = self._out, self._edges
+        out, edges, hooks = self._out, self._edges, self._hooks.of_reference()
         out.at(Phase.FORWARD)
         out.tile(edges.mask, self._layers[0])
         for layer in self._layers:
-            self._hooks.forward_begin(layer)
+            hooks.forward_begin(layer)
             for tile, _, _ in self._tiles[layer].forward:
                 out.tile(tile, layer)
-            self._hooks.forward_end(layer)
+            hooks.forward_end(layer)
             if layer != self._head:
                 self._returned.drop(self._tiles[layer].after, layer, waits=self._stem < layer < self._norm)
             if layer == self._norm:

@@ -93,8 +93,7 @@ def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: 
     vocab = sum(block.vocab for block in blocks if isinstance(block, Head))
     vocab //= 1 if run.options.outputs_whole_vocabulary else run.tp
     output, of_output = tables.slot("returned_output", "activation"), run.tokens * vocab * dtype_bytes(run.compute)
-    waiting, returned = tables.slot("deferred_head", "activation"), tables.slot("returned_hidden_states", "activation")
-    of_wide = of_hidden // dtype_bytes(run.compute) * 4 * (run.loss in WHOLE_PAIRS)
+    waiting, returned = tables.slot("deferred_head", "activation"), _returned(run, of_hidden, tables)
     made = [(tables.slot(name, "activation"), size) for name, size in stem.items()]
     of_head, sent = of_hidden + of_output, [(tables.slot("sent_beside", "activation"), beside)] * bool(beside)
     (receive, wait, send), (receive_grad, wait_grad, send_grad) = (
@@ -112,8 +111,13 @@ def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: 
         small_tile((Op.ALLOC, GRAD_HIDDEN, of_hidden)), small_tile((Op.FREE, GRAD_HIDDEN, -of_hidden)),
         small_tile((Op.ALLOC, output, of_output)), small_tile((Op.FREE, output, -of_output)),
         small_tile((Op.ALLOC, waiting, of_head)), small_tile((Op.FREE, waiting, -of_head)),
-        small_tile(*_allocs(sent)), small_tile(*_frees(sent)),
-        small_tile((Op.ALLOC, returned, of_wide)), small_tile((Op.FREE, returned, -of_wide)))
+        *(small_tile(*post(owners)) for owners in (sent, returned) for post in (_allocs, _frees)))
+
+
+def _returned(run: LayerWorkload, hidden: int, tables: Tables) -> Owners:
+    """A copy in fp32 of a layer's output of `hidden` bytes that the model has returned, as (slot, bytes)."""
+    wide = 4 * hidden // dtype_bytes(run.compute)
+    return [(tables.slot("returned_hidden_states", "activation"), wide)] * (run.loss in WHOLE_PAIRS)
 
 
 def _images(run: LayerWorkload, blocks: Sequence[object], tables: Tables) -> Owners:

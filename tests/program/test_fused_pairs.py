@@ -66,7 +66,7 @@ def _large(case: dict[str, Any], *sections: Section) -> list[int]:
 
 def moments(case: dict[str, Any], loss: str = "preference_fused") -> dict[str, int]:
     """Bytes above those before the step where the reference begins, where backward begins, and the highest."""
-    adapters = {} if case["method"] == "full" else {"lora": {
+    adapters: dict[str, Any] = {} if case["method"] == "full" else {"lora": {
         "rank": 4, "alpha": 8, "target_modules": ["q_proj", "v_proj"], "dtype": "fp32"}}
     asked = small.scenario(
         "ddp", model={"config": "llama-3.2-3b", "overrides": SIZES | {"vocab_size": case["vocab"]}},

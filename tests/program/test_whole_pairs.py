@@ -16,7 +16,7 @@ from simcore.recording.tape import Op, Row
 
 FEW = 64
 """Bytes a token of what is not recorded one by one: labels, masks, numbers."""
-FILES = ["preference-trl-0.24.0.json"]
+FILES = ["preference-trl-0.24.0.json", "preference-drawn-trl-0.24.0.json"]
 
 
 def recorded(case: dict[str, Any]) -> list[list[int]]:

@@ -35,8 +35,8 @@ from typing import Final
 
 from simcore.operators.shared import aten
 from simcore.operators.shared.layer_borders import BEFORE, hidden_state, run_backward_of_loss
-from simcore.operators.shared.pair_losses import loss_of_pairs, mean_logits
-from simcore.operators.shared.whole_pairs import whole_loss
+from simcore.operators.shared.pairs.pair_losses import loss_of_pairs, mean_logits
+from simcore.operators.shared.pairs.whole_pairs import whole_loss
 from simcore.recording.layer import FUSED_PAIRS, REFERENCED, WHOLE_PAIRS, LayerWorkload, RecordedLayer
 from simcore.recording.rows import MODEL_END, REFERENCE_BORDER
 from simcore.recording.tape import HIDDEN, Kernel, Node, Section, Tape, Tensor

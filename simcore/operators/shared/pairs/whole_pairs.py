@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from simcore.operators.shared import aten
 from simcore.operators.shared.layer_borders import BEFORE, hidden_state, run_backward_of_loss
-from simcore.operators.shared.pair_losses import loss_of_pairs, mean_logits
+from simcore.operators.shared.pairs.pair_losses import loss_of_pairs, mean_logits
 from simcore.recording.layer import REFERENCED, LayerWorkload, RecordedLayer
 from simcore.recording.rows import MODEL_END, OUTPUTS_COPIED, OUTPUTS_DROPPED, REFERENCE_BORDER
 from simcore.recording.tape import HIDDEN, Kernel, Node, Section, Tape, Tensor

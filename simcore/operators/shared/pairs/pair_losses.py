@@ -1,4 +1,4 @@
-"""What losses of preferences share behind the log-probabilities of tokens: numbers of pairs, and of mean logits."""
+"""Parts of losses of preferences behind the log-probabilities of tokens: numbers of pairs, and of mean logits."""
 
 from __future__ import annotations
 
