@@ -1,10 +1,11 @@
-"""Training by preferences (`trl dpo`): DPOTrainer of TRL 1.16.0, whose heads score tokens without whole logits.
+"""Training by preferences (`trl dpo`, `trl reward`): DPOTrainer and RewardTrainer of TRL 1.16.0.
 
 An older recipe is read by v0.24.0, which makes whole logits and is given the outputs of all layers.
 
-`trainer/dpo_trainer.py`: chosen and rejected sequences of a microbatch pass together; dropout is off; with adapters the
-reference is the model without them, in full a second model, which passes inside each loss unless its log-probabilities
-are there from before the first step.
+`trainer/dpo_trainer.py`: chosen and rejected sequences of a microbatch pass together; dropout is off; heads score
+tokens without whole logits; with adapters the reference is the model without them, in full a second model, which passes
+inside each loss unless its log-probabilities are there from before the first step. A reward model is a number for each
+sequence.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from simcore.recipes.huggingface.fields import fields_of
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, Off, On, Row, read_rows
 from simcore.recipes.trl.releases import NEWEST, Release
-from simcore.recipes.trl.stages import SFT
+from simcore.recipes.trl.stages import REWARD, SFT
 
 __all__ = ["GONE", "fields_of_stage", "read_pairs", "write_pairs"]
 
@@ -28,6 +29,7 @@ _OWN: Final = frozenset({
     "beta", "disable_dropout", "discopop_tau", "f_alpha_divergence_coef", "f_divergence_type", "label_smoothing",
     "ld_alpha", "loss_weights", "precompute_ref_batch_size", _BEFORE, "ref_model_mixup_alpha", "ref_model_sync_steps",
     "sync_ref_model", "use_weighting", "ignore_bias_buffers"})
+_OF_REWARD: Final = frozenset({"center_rewards_coefficient", "chat_template_path", "disable_dropout", "eos_token"})
 _OF_SFT: Final = frozenset({
     "assistant_only_loss", "chat_template_path", "completion_only_loss", "dataset_kwargs", "dataset_text_field",
     "eos_token", "eval_packing", "packing", "packing_strategy", "shuffle_dataset"})
@@ -65,11 +67,15 @@ _ROWS: Final[tuple[Row, ...]] = (
 
 def fields_of_stage(stage: str) -> frozenset[str]:
     """Keys at the top of a recipe of a training."""
-    return fields_of("trl") if stage == SFT else (fields_of("trl") - _OF_SFT) | _OWN | GONE
+    own = _OF_REWARD if stage == REWARD else _OWN | GONE
+    return fields_of("trl") if stage == SFT else (fields_of("trl") - _OF_SFT) | own
 
 
-def read_pairs(reader: Reader, draft: Draft, release: Release) -> None:
-    """Reads the keys of the loss of preferences, and writes it."""
+def read_pairs(reader: Reader, draft: Draft, release: Release, stage: str) -> None:
+    """Reads the keys of the loss of preferences or of rewards, and writes it."""
+    if stage == REWARD:
+        _read_rewards(reader, draft, release)
+        return
     kinds, before = reader.words("loss_type"), reader.flag(_BEFORE)
     unknown = [kind for kind in kinds.value if kind not in _LOSSES] if kinds is not None else []
     if kinds is not None and unknown:
@@ -96,6 +102,16 @@ def read_pairs(reader: Reader, draft: Draft, release: Release) -> None:
             draft.fail(kinds.where, "not yet: a loss of the chosen sequences beside that of pairs")
         read_rows(reader, draft, _OLD_ROWS)
     read_rows(reader, draft, _ROWS)
+
+
+def _read_rewards(reader: Reader, draft: Draft, release: Release) -> None:
+    if release is not NEWEST:
+        draft.fail(draft.path, f"not yet: rewards of {release.name}, in which chosen and rejected sequences pass apart "
+                               "(v0.24.0 trainer/reward_trainer.py compute_loss)")
+    draft.infer("training.loss", "rewards", "one number for each sequence of a pair", where=draft.path,
+                source="TRL 1.16.0 trainer/reward_trainer.py compute_loss")
+    read_rows(reader, draft, [On("disable_dropout", "a loss of rewards with dropout"),
+                              Idle(("center_rewards_coefficient",), "of one number a sequence")])
 
 
 def write_pairs(reader: Reader, draft: Draft) -> None:

@@ -82,3 +82,14 @@ def test_a_recipe_of_an_older_release_makes_whole_logits() -> None:
         except RankscopeError as error:
             wrong += [(said, str(error))] if told not in str(error) else []
     assert not wrong
+
+
+def test_a_reward_model_is_one_number_for_each_sequence_of_a_pair() -> None:
+    reward = {**RECIPE, "center_rewards_coefficient": 0.01, "max_length": 512, "per_device_train_batch_size": 2,
+              "pad_to_multiple_of": "auto"}
+    training = scenario(reward).training
+    assert (training.loss, training.micro_batch_size, training.seq_len) == ("rewards", 4, 512)
+    for said, told in (({"disable_dropout": False}, "with dropout"), ({"warmup_ratio": 0.1}, "pass apart"),
+                       ({"packing": True}, "packing")):
+        with pytest.raises(RankscopeError, match=told):
+            imported({**reward, **said}).expect_complete()
