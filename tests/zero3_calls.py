@@ -11,16 +11,19 @@ from simcore.frameworks.deepspeed.experts.joint_gathers import by_ranks
 from simcore.frameworks.deepspeed.zero3_hooks import Zero3Hooks
 
 
-def fetched(make: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+def fetched(make: Callable[[], object], monkeypatch: pytest.MonkeyPatch, *,
+            of: Callable[[Zero3Hooks], bool] = lambda _: True) -> list[list[int]]:
     """Elements there or on their way, parameters not asked for yet and bytes of flat buffers after each call.
 
-    `make` makes the program whose calls these are.
+    `make` makes the program whose calls these are; `of`: true for the engine whose calls are wanted.
     """
     found: list[list[int]] = []
     ahead = Zero3Hooks._fetch_ahead
 
     def noted(strategy: Zero3Hooks) -> None:
         ahead(strategy)
+        if not of(strategy):
+            return
         flying = list({id(group): group for group in strategy.coming.values()}.values())
         asked_later = [keys for keys, _, _ in strategy.flat.kept] + [keys for keys, _ in strategy.joint.kept]
         buffers = [sum(map(strategy._whole, keys)) for group in flying for _, keys in by_ranks(strategy.plan, group)

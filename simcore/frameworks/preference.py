@@ -10,7 +10,7 @@ from simcore.models.blocks import Head
 from simcore.models.saved import ORIGINAL
 from simcore.operators.shared.features import features
 from simcore.placement.job import Draft
-from simcore.recording.layer import FUSED_PAIRS, PREFERENCE, REFERENCED, REWARDS
+from simcore.recording.layer import FUSED_PAIRS, PREFERENCE, REFERENCED, REWARDS, WHOLE_PAIRS
 
 __all__ = ["check_preference"]
 
@@ -71,10 +71,11 @@ def _check_pairs(job: Draft) -> None:
 def _check_fused(job: Draft) -> None:
     """Refuses a head that the trainer refuses, and one that ranks share, where it scores tokens itself."""
     training, mesh = job.scenario.training, job.mesh
-    if training.loss not in FUSED_PAIRS:
+    if training.loss not in (*FUSED_PAIRS, *WHOLE_PAIRS):
         return
     heads = (number for number, kind in enumerate(job.graph.kinds) if isinstance(kind.block, Head))
-    if any(spec.module == "adapter" for number in heads for spec in job.graph.tensors[number]):
+    adapted = any(spec.module == "adapter" for number in heads for spec in job.graph.tensors[number])
+    if adapted and training.loss in FUSED_PAIRS:
         raise job.illegal("training.lora.target_modules", "Applying a PEFT adapter to `lm_head` is not supported: the "
                           "log-probabilities are computed from `lm_head.weight` directly, so the adapter would never "
                           "be trained", "TRL 1.16.0 trainer/dpo_trainer.py __init__")

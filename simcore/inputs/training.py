@@ -300,7 +300,8 @@ class Training(Block):
                   "flash_padded", "flash_fp32", "fused_linear", "log_probs", "top_k", "values", "fused_log_probs",
                   "preference_rows",
                   "preference_rows_alone", "preference_odds", "preference_softmax", "preference_softmax_alone",
-                  "preference_fused", "preference_fused_alone", "rewards"] = Field(
+                  "preference_fused", "preference_fused_alone", "preference_whole", "preference_whole_alone",
+                  "rewards"] = Field(
         default="auto", description="Whose loss code runs"
     )
     logprob_chunk_size: Length | None = Field(

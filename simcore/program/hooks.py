@@ -80,6 +80,9 @@ class MemoryHooks(Protocol):
     def optimize(self) -> None:
         """Appends all operations of the optimizer's step."""
 
+    def of_reference(self) -> MemoryHooks:
+        """Hooks of the pass of a reference model: its own, at the pass's beginning, or these."""
+
     def state(self) -> HookState[Any] | None:
         """State before or after the layers of a pass; None if passes over layers are not to be compared."""
 
@@ -92,6 +95,10 @@ class MemoryHooks(Protocol):
 
 class UnrepeatedHooks:
     """Base of hooks whose passes over layers are never copied: their frameworks have no pipeline, so few passes."""
+
+    def of_reference(self) -> Any:
+        """These hooks, unless a reference model is gathered by its own."""
+        return self
 
     def state(self) -> None:
         """None: passes are not compared."""

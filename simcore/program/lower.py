@@ -26,14 +26,14 @@ from simcore.program.outline import Phase, StepTemplate
 from simcore.program.program import Program
 from simcore.program.received import refilled, tracker, unheld
 from simcore.program.record_layers import RecordedLayers, Workload, keys_of, record_layers
-from simcore.program.reference_pass import ReferencePass, end_model
+from simcore.program.reference_pass import OF_LOSS, ReferencePass, Returned, end_model
 from simcore.program.repeated_passes import RepeatedPasses
 from simcore.program.row_cache import held
 from simcore.program.shared_steps import shared_step
 from simcore.program.stage_borders import Edges
 from simcore.program.stash_order import StashOrder
 from simcore.program.tile import LayerRows
-from simcore.recording.rows import MODEL_END, REFERENCE_BORDER, STASH_BORDER
+from simcore.recording.rows import REFERENCE_BORDER, STASH_BORDER
 
 __all__ = ["lower"]
 
@@ -143,12 +143,11 @@ class _Walk:
 
     def __init__(self, plan: Plan, builder: Builder, hooks: MemoryHooks, recording: RecordedLayers, *,
                  trains: bool) -> None:
-        self.trains = trains
         self.plan, self.out, self.hooks, self.edges, self.wide = plan, builder, hooks, recording.edges, recording.wide
         self.tiles = {layer: recording.kinds[key] for layer, key in keys_of(plan).items()}
         self.later = {layer: recording.later.get(key, recording.kinds[key]) for layer, key in keys_of(plan).items()}
         self.have_grads: set[int] = set()
-        self.tables = builder.tables
+        self.trains, self.tables = trains, builder.tables
         self.begin = {True: self.tables.hook("fwd:begin"), False: self.tables.hook("bwd:begin")}
         self.end = {True: self.tables.hook("fwd:end"), False: self.tables.hook("bwd:end")}
         self.chunks = [_Chunk(plan, number) for number in range(len(plan.chunks))]
@@ -162,7 +161,8 @@ class _Walk:
         self.offloaded = OffloadedLayers(plan, builder, self.tiles)
         self.passes = RepeatedPasses(builder, hooks)
         self.stash = StashOrder(builder, self.tiles)
-        self.reference = ReferencePass(plan, builder, hooks, recording) if recording.reference else None
+        self.returned = Returned(plan, builder, recording.edges, self.tiles)
+        self.reference = ReferencePass(plan, hooks, recording, self.returned) if recording.reference else None
 
     def post_persistent(self) -> None:
         """Posts what the previous step left: of layers, and received across stage boundaries."""
@@ -243,7 +243,7 @@ class _Walk:
         """Frees what the caller of a layer drops when it has returned; an input may be a stage's buffer again."""
         out = self.out
         if layer != chunk.head:
-            out.tile(self.tiles[layer].after, layer)
+            self.returned.drop(self.tiles[layer].after, layer, waits=chunk.begun < layer < chunk.norm)
         if layer in self.unheld:
             out.tile(self.edges.keep_hidden, layer - 1)
         if layer in chunk.unkept:
@@ -254,7 +254,7 @@ class _Walk:
     def _drop_stem(self, chunk: _Chunk) -> None:
         """Frees what the model's inner part holds for its layers, and of its vision tower, when it has returned."""
         for layer in (chunk.begun + 1, *chunk.lenders, *chunk.stem_parts):
-            self.out.tile(self.tiles[layer].late, layer)
+            self.returned.drop(self.tiles[layer].late, layer, waits=layer == chunk.begun + 1)
 
     def backward(self, action: Action, chunk: _Chunk) -> None:
         """Backward of a chunk.
@@ -390,8 +390,8 @@ class _Walk:
     def _pass(self, layer: int, tiles: LayerPasses, pieces: Sequence[tuple[LayerRows, int, bool]]) -> None:
         for tile, mark, replay in pieces:
             self.out.tile(tile, layer)
-            if mark == MODEL_END:
-                end_model(self.out, self.edges, self.tiles, self.chunks[-1].layers, self.chunks[-1].head)
+            if mark in OF_LOSS:
+                self.returned.at(mark, layer)
             elif mark == REFERENCE_BORDER and self.reference is not None:
                 self.reference.write()
             elif mark == STASH_BORDER:

@@ -7,6 +7,7 @@ layers without a graph, and its head's logits stay for the loss.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from simcore.placement.plan import Plan
 from simcore.program.builder import Builder
@@ -15,9 +16,59 @@ from simcore.program.layer_passes import LayerPasses
 from simcore.program.outline import Phase
 from simcore.program.record_layers import RecordedLayers, keys_of
 from simcore.program.stage_borders import Edges
-from simcore.recording.layer import PREFERENCE
+from simcore.program.tile import LayerRows
+from simcore.recording.layer import PREFERENCE, WHOLE_PAIRS
+from simcore.recording.rows import MODEL_END, OUTPUTS_COPIED, OUTPUTS_DROPPED
 
-__all__ = ["ReferencePass", "end_model"]
+__all__ = ["OF_LOSS", "ReferencePass", "Returned", "end_model"]
+
+
+OF_LOSS: Final = frozenset({MODEL_END, OUTPUTS_COPIED, OUTPUTS_DROPPED})
+"""Marks inside a loss at which `Returned` does something."""
+
+
+class Returned:
+    """Outputs of a model that its caller has, a trainer that computes the loss, and the end of the model's forward.
+
+    The outputs of all layers but the last, whose norm is given, wait until they are dropped, in the policy's pass and
+    in the reference's. `tiles`: the policy's passes by layer number.
+    """
+
+    def __init__(self, plan: Plan, builder: Builder, edges: Edges, tiles: Mapping[int, LayerPasses]) -> None:
+        self.out, self.edges, self._tiles, self._plan = builder, edges, tiles, plan
+        self._is_kept = plan.framework.loss in WHOLE_PAIRS
+        self._waiting = list[tuple[LayerRows, int]]()
+        self._wide = 0
+
+    def drop(self, tile: LayerRows, layer: int, *, waits: bool) -> None:
+        """Frees what a layer was given by `tile`, or later, if it is an output that the caller has and `waits`."""
+        if self._is_kept and waits:
+            self._waiting.append((tile, layer))
+        else:
+            self.out.tile(tile, layer)
+
+    def at(self, mark: int, layer: int) -> None:
+        """Ends the model, copies the outputs in fp32, or drops them; `layer`: number of the loss."""
+        if mark == MODEL_END:
+            kinds = (self._plan.graph.kinds[self._plan.graph.layers[each].kind].name for each in self._plan.layers)
+            head = next(layer for layer, name in zip(self._plan.layers, kinds, strict=True) if name == "head")
+            self.end(self._tiles, self._plan.layers, head)
+            return
+        if mark == OUTPUTS_COPIED:
+            count = len(self._waiting) - 1  # one of them has what the model makes for all layers
+            for _ in range(count):
+                self.out.tile(self.edges.widen_hidden, layer)
+        for tile, number in self._waiting:
+            self.out.tile(tile, number)
+        self._waiting.clear()
+        for _ in range(self._wide):
+            self.out.tile(self.edges.drop_wide, layer)
+        self._wide = count if mark == OUTPUTS_COPIED else 0
+
+    def end(self, tiles: Mapping[int, LayerPasses], layers: Sequence[int], head: int) -> None:
+        """Ends a model's forward as `end_model`, but for the head's input."""
+        self.drop(tiles[head].after, head, waits=True)
+        end_model(self.out, self.edges, tiles, layers, -1)
 
 
 def end_model(out: Builder, edges: Edges, tiles: Mapping[int, LayerPasses], layers: Sequence[int], head: int,
@@ -40,9 +91,9 @@ def end_model(out: Builder, edges: Edges, tiles: Mapping[int, LayerPasses], laye
 class ReferencePass:
     """Pass of a reference model through the layers of a rank that has the whole model."""
 
-    def __init__(self, plan: Plan, builder: Builder, hooks: MemoryHooks, recording: RecordedLayers) -> None:
+    def __init__(self, plan: Plan, hooks: MemoryHooks, recording: RecordedLayers, returned: Returned) -> None:
         kinds = {layer: plan.graph.kinds[plan.graph.layers[layer].kind].name for layer in plan.layers}
-        self._out, self._hooks, self._edges = builder, hooks, recording.edges
+        self._out, self._hooks, self._edges, self._returned = returned.out, hooks, recording.edges, returned
         self._layers = [layer for layer in plan.layers if kinds[layer] != "loss"]
         self._norm, self._head = (next(layer for layer, name in kinds.items() if name == part)
                                   for part in ("final_norm", "head"))
@@ -52,19 +103,19 @@ class ReferencePass:
 
     def write(self) -> None:
         """Runs the forward of the reference, behind that of the policy, and is back in the loss."""
-        out, edges = self._out, self._edges
+        out, edges, hooks = self._out, self._edges, self._hooks.of_reference()
         out.at(Phase.FORWARD)
         out.tile(edges.mask, self._layers[0])
         for layer in self._layers:
-            self._hooks.forward_begin(layer)
+            hooks.forward_begin(layer)
             for tile, _, _ in self._tiles[layer].forward:
                 out.tile(tile, layer)
-            self._hooks.forward_end(layer)
+            hooks.forward_end(layer)
             if layer != self._head:
-                out.tile(self._tiles[layer].after, layer)
+                self._returned.drop(self._tiles[layer].after, layer, waits=self._stem < layer < self._norm)
             if layer == self._norm:
-                out.tile(self._tiles[self._stem + 1].late, self._stem + 1)
+                self._returned.drop(self._tiles[self._stem + 1].late, self._stem + 1, waits=True)
                 if self._stem > self._layers[0]:
                     out.tile(self._tiles[self._stem].late, self._stem)
-        end_model(out, edges, self._tiles, self._layers, self._head)
+        self._returned.end(self._tiles, self._layers, self._head)
         out.at(Phase.LOSS)

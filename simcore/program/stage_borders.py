@@ -17,7 +17,7 @@ from simcore.models.pooled_blocks import PooledPatches
 from simcore.models.vision_blocks import AnySize, Patches
 from simcore.program.outline import Tables
 from simcore.program.tile import LayerRows, small_tile
-from simcore.recording.layer import LayerWorkload
+from simcore.recording.layer import WHOLE_PAIRS, LayerWorkload
 from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Op, Section, Stream
 from simcore.units import dtype_bytes
 
@@ -37,7 +37,8 @@ class Edges:
     and their gradients. `stem`: tensors that a stage after the first makes for all of its layers. `mask`: attention
     mask, exists while forward runs. `keep_hidden`, `keep_grad`: a received tensor that is kept after the layers have
     used it. `keep_output`: the kept output of the model. `defer`: the head's input and the gradient of its output wait
-    for the end of the step. `keep_beside`: what is sent beside a hidden state, or its gradient.
+    for the end of the step. `keep_beside`: what is sent beside a hidden state, or its gradient. `widen_hidden`: a copy
+    in fp32 of a layer's output that the model has returned.
     """
 
     tokens: LayerRows
@@ -62,6 +63,8 @@ class Edges:
     drop_deferred: LayerRows
     keep_beside: LayerRows
     drop_beside: LayerRows
+    widen_hidden: LayerRows
+    drop_wide: LayerRows
 
     @property
     def tiles(self) -> tuple[LayerRows, ...]:
@@ -90,7 +93,7 @@ def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: 
     vocab = sum(block.vocab for block in blocks if isinstance(block, Head))
     vocab //= 1 if run.options.outputs_whole_vocabulary else run.tp
     output, of_output = tables.slot("returned_output", "activation"), run.tokens * vocab * dtype_bytes(run.compute)
-    waiting = tables.slot("deferred_head", "activation")
+    waiting, returned = tables.slot("deferred_head", "activation"), _returned(run, of_hidden, tables)
     made = [(tables.slot(name, "activation"), size) for name, size in stem.items()]
     of_head, sent = of_hidden + of_output, [(tables.slot("sent_beside", "activation"), beside)] * bool(beside)
     (receive, wait, send), (receive_grad, wait_grad, send_grad) = (
@@ -108,7 +111,13 @@ def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: 
         small_tile((Op.ALLOC, GRAD_HIDDEN, of_hidden)), small_tile((Op.FREE, GRAD_HIDDEN, -of_hidden)),
         small_tile((Op.ALLOC, output, of_output)), small_tile((Op.FREE, output, -of_output)),
         small_tile((Op.ALLOC, waiting, of_head)), small_tile((Op.FREE, waiting, -of_head)),
-        small_tile(*_allocs(sent)), small_tile(*_frees(sent)))
+        *(small_tile(*post(owners)) for owners in (sent, returned) for post in (_allocs, _frees)))
+
+
+def _returned(run: LayerWorkload, hidden: int, tables: Tables) -> Owners:
+    """A copy in fp32 of a layer's output of `hidden` bytes that the model has returned, as (slot, bytes)."""
+    wide = 4 * hidden // dtype_bytes(run.compute)
+    return [(tables.slot("returned_hidden_states", "activation"), wide)] * (run.loss in WHOLE_PAIRS)
 
 
 def _images(run: LayerWorkload, blocks: Sequence[object], tables: Tables) -> Owners:

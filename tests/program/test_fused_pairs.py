@@ -64,24 +64,24 @@ def _large(case: dict[str, Any], *sections: Section) -> list[int]:
             if row[0] in (Op.ALLOC, Op.FREE) and abs(row[3]) > least]
 
 
-def moments(case: dict[str, Any]) -> dict[str, int]:
+def moments(case: dict[str, Any], loss: str = "preference_fused") -> dict[str, int]:
     """Bytes above those before the step where the reference begins, where backward begins, and the highest."""
-    adapters = {} if case["method"] == "full" else {"lora": {
+    adapters: dict[str, Any] = {} if case["method"] == "full" else {"lora": {
         "rank": 4, "alpha": 8, "target_modules": ["q_proj", "v_proj"], "dtype": "fp32"}}
     asked = small.scenario(
         "ddp", model={"config": "llama-3.2-3b", "overrides": SIZES | {"vocab_size": case["vocab"]}},
         options={"autocast": True} if case["mixed"] else {}, method=case["method"], seq_len=case["seq"],
-        loss="preference_fused_alone" if case["before"] else "preference_fused", micro_batch_size=2 * case["pairs"],
+        loss=f"{loss}_alone" if case["before"] else loss, micro_batch_size=2 * case["pairs"],
         recompute="full" if case["replays"] else "none", precision={"params": "fp32" if wide(case) else "bf16"},
         **adapters)
     job, table = prepare(asked)
     found = lower(place(job.graph, job.mesh, table, 0), Workload(2 * case["pairs"], case["seq"], 2 << 16),
                   actions(table.schedule, 0, 1), hooks_of(table))
-    held, loss = running(found), found.phase == Phase.LOSS
+    held, scored = running(found), found.phase == Phase.LOSS
     rest = int(held[int(np.argmax(found.phase != Phase.BUILD)) - 1])
     first, begun, ended = (int(np.argmax(found.phase == phase)) for phase in (
         Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER))
-    begin = begun if case["before"] else first + int(np.argmax(~loss[first:]))
+    begin = begun if case["before"] else first + int(np.argmax(~scored[first:]))
     return {"begin": int(held[begin - 1]) - rest, "backward_begin": int(held[begun - 1]) - rest,
             "highest": int(held[:ended].max()) - rest}
 

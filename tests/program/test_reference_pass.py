@@ -95,8 +95,6 @@ def test_deepspeeds_engine_passes_its_model_twice_where_parameters_are_whole() -
         if (report.status == "ok") != serves or (report.status == "ok" and (
                 report.ranks[0].end_bytes != plain.ranks[0].end_bytes)):
             wrong.append((framework, report.status, report.problems))
-    full = simulate(small.scenario("zero3", model="llama-tiny", loss="preference_rows", micro_batch_size=2))
-    assert full.status != "ok"
     assert not wrong
 
 

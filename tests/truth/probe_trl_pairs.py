@@ -1,7 +1,8 @@
-"""DPO of TRL 0.24.0: what a real step allocates and frees of rows of logits, and the highest it holds.
+r"""DPO of TRL 0.24.0: what a real step allocates and frees of rows of logits, and the highest it holds.
 
     PYTHONPATH=TRL python tests/truth/probe_trl_pairs.py > tests/truth/losses/preference-trl-0.24.0.json
-    PYTHONPATH=TRL python tests/truth/probe_trl_pairs.py SEED COUNT > tests/truth/losses/preference-drawn-trl-0.24.0.json
+    PYTHONPATH=TRL python tests/truth/probe_trl_pairs.py SEED COUNT > \
+        tests/truth/losses/preference-drawn-trl-0.24.0.json
 
 TRL: a folder with TRL 0.24.0 (its checks of installed packages are undone: transformers 5 answers them in pairs). A CPU
 runs DPOTrainer's own training step on a small Llama; its profiler gives allocations. Kept are signed bytes of a row of
@@ -20,20 +21,20 @@ from contextlib import redirect_stdout
 from itertools import accumulate
 from typing import Any
 
-import torch
 from trl import import_utils
 
 for _name, _value in list(vars(import_utils).items()):
     if _name.startswith("_") and isinstance(_value, tuple):
         setattr(import_utils, _name, _value[0])
 
-from datasets import Dataset
-from peft import LoraConfig
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from torch.profiler import ProfilerActivity, profile, record_function
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from trl import DPOConfig, DPOTrainer
+import torch  # noqa: E402 - what follows asks TRL which packages there are
+from datasets import Dataset  # noqa: E402
+from peft import LoraConfig  # noqa: E402
+from tokenizers import Tokenizer  # noqa: E402
+from tokenizers.models import WordLevel  # noqa: E402
+from torch.profiler import ProfilerActivity, profile, record_function  # noqa: E402
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast  # noqa: E402
+from trl import DPOConfig, DPOTrainer  # noqa: E402
 
 UNKNOWN, NAMED = {"unk_token": "w0"}, {"pad_token": "<pad>", "eos_token": "<eos>"}
 LOSSES = ("sigmoid", "hinge", "ipo", "apo_zero", "robust", "sppo_hard", "apo_down")
@@ -132,12 +133,11 @@ def measured(case: dict[str, Any]) -> dict[str, Any]:
 
 def drawn(seed: int, count: int) -> list[dict[str, Any]]:
     """Cases by chance."""
-    draw, found = random.Random(seed), []
-    for _ in range(count):
-        found.append({"method": draw.choice(("lora", "full")), "pairs": draw.randint(1, 4), "seq": draw.randint(40, 200),
-                      "vocab": draw.choice((2048, draw.randint(1500, 9000))), "mixed": draw.random() < 0.5,
-                      "replays": draw.random() < 0.5, "before": draw.random() < 0.25, "loss": draw.choice(LOSSES)})
-    return found
+    draw = random.Random(seed)
+    return [{"method": draw.choice(("lora", "full")), "pairs": draw.randint(1, 4), "seq": draw.randint(40, 200),
+             "vocab": draw.choice((2048, draw.randint(1500, 9000))), "mixed": draw.random() < 0.5,
+             "replays": draw.random() < 0.5, "before": draw.random() < 0.25, "loss": draw.choice(LOSSES)}
+            for _ in range(count)]
 
 
 if __name__ == "__main__":

@@ -172,7 +172,7 @@ def drawn(seed: int, count: int) -> list[dict[str, Any]]:
     draw, found = random.Random(seed), []
     for _ in range(count):
         pairs = draw.randint(1, 4)
-        seq = draw.choice((draw.randint(40, 200), draw.randint(40, 200), draw.randint(2100 // pairs, 4800 // pairs)))
+        seq = draw.randint(2060, 2200) // pairs if draw.random() < 0.1 else draw.randint(40, 200)
         found.append({"method": draw.choice(("lora", "full")), "pairs": pairs, "seq": seq,
                       "vocab": draw.choice((512, 32768, draw.randint(1000, 90000))), "mixed": draw.random() < 0.5,
                       "replays": draw.random() < 0.5, "before": draw.random() < 0.3, "loss": draw.choice(LOSSES)})

@@ -12,11 +12,11 @@ from simcore.frameworks.deepspeed.at_rest import exact_in_pieces, partition_padd
 from simcore.frameworks.deepspeed.experts.layers import LAYERS
 from simcore.frameworks.deepspeed.offload_buffers import beside_tensors
 from simcore.frameworks.deepspeed.partitions import exact_in_parts
+from simcore.frameworks.deepspeed.reference import zero3_hooks
 from simcore.frameworks.deepspeed.split.matrices import shares_matrices
 from simcore.frameworks.deepspeed.table import VERSIONS, options_of_stage, zero_table
 from simcore.frameworks.deepspeed.whole_hooks import WholeHooks
 from simcore.frameworks.deepspeed.whole_table import options_around, whole_table
-from simcore.frameworks.deepspeed.zero3_hooks import Zero3Hooks
 from simcore.frameworks.deepspeed.zero12_hooks import Zero12Hooks
 from simcore.models.graph import ModelGraph
 
@@ -36,7 +36,7 @@ def _axes_of(ranks: str) -> Callable[[ModelGraph], tuple[str, ...]]:
 
 
 _ZERO3 = FrameworkAdapter(
-    write_table=partial(zero_table, stage=3), hooks=Zero3Hooks, lora_tensors=name_adapters, takes_pattern=True,
+    write_table=partial(zero_table, stage=3), hooks=zero3_hooks, lora_tensors=name_adapters, takes_pattern=True,
     lora_dropout=peft_dropout, versions=VERSIONS, reads_images=True, replays_towers=True,
     implementations=tuple(LAYERS), implementation_of=lambda family, method: "hf",
     options=partial(options_of_stage, 3),

@@ -72,10 +72,14 @@ def recorded(plan: Plan) -> Iterator[tuple[list[Key], list[Key]]]:
 
 
 def _calls(plan: Plan) -> Iterator[tuple[int, Call]]:
-    """(layer, call) of every call of a module in a microbatch, in order."""
+    """(layer, call) of every call of a module in a microbatch, in order; a model that trains nothing has no backward.
+
+    It is then the reference of another, in an engine of its own, whose passes are forwards.
+    """
     for layer in plan.layers:
         yield from ((layer, call) for call in forward_calls(plan, layer))
-    for layer in reversed(plan.layers):
+    trains = any(kind.is_trained for kind in plan.kinds)
+    for layer in reversed(plan.layers) if trains else ():
         yield from ((layer, call) for calls in backward_calls(plan, layer) for call in calls)
 
 

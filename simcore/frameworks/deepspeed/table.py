@@ -36,7 +36,7 @@ from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.placement.capabilities import ONE_STAGE, Capabilities
 from simcore.placement.framework import Framework, Optimizer, Rule
 from simcore.placement.job import Draft, Job, topology_of, value_problem
-from simcore.recording.layer import PREFERENCE
+from simcore.recording.layer import FUSED_PAIRS, PREFERENCE, REFERENCED
 from simcore.recording.number_formats import PackedWeights
 
 __all__ = ["IN_COMPUTE", "LOSSES", "VERSIONS", "options_of_stage", "packed_weights", "state_names", "zero_table"]
@@ -53,8 +53,7 @@ CAPABILITIES: Final = Capabilities(
 IN_COMPUTE: Final = ("training.precision.params", "training.precision.main_grads", "training.precision.grad_reduce",
                       "training.lora.dtype")
 """Keys that can say nothing but the compute dtype."""
-_LOSSES_OF_3: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", "flash_fp32")
-LOSSES: Final = (*_LOSSES_OF_3, *sorted(PREFERENCE))
+LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", "flash_fp32", *sorted(PREFERENCE))
 _OF_ALL: Final[dict[str, tuple[Any, ...]]] = {
     "reduce_bucket_size": (None, "auto", int),
     "allgather_bucket_size": (None, int),
@@ -169,10 +168,24 @@ def _check(job: Draft, options: dict[str, Any], stage: int) -> None:
         if stage == 3 and adapts_experts(job):
             raise job.not_yet(TARGETS, "adapters of fused experts under zero3, which gathers a parameter when it "
                               "is read (served: zero1, zero2, ddp, fsdp2)")
-    job.one_of("training.loss", job.scenario.training.loss, LOSSES if stage < 3 else _LOSSES_OF_3)
-    check_preference(job, options, second=stage < 3)
+    job.one_of("training.loss", job.scenario.training.loss, LOSSES)
+    check_preference(job, options, second=True)
+    if stage == 3:
+        _check_pairs(job, options)
     if stage > 1:
         check_tower(job, stage, options)
+
+
+def _check_pairs(job: Draft, options: dict[str, Any]) -> None:
+    """Refuses losses of preferences that ZeRO-3 is not modelled with."""
+    training, at = job.scenario.training, "training.loss"
+    if training.loss in FUSED_PAIRS:
+        raise job.not_yet(at, f"{training.loss} under zero3, which gathers the head apart (TRL 1.16.0 trainer/utils.py "
+                          "maybe_gather_lm_head_ctx)")
+    if training.loss in REFERENCED and training.method != "full":
+        raise job.not_yet(at, f"{training.loss} with adapters under zero3, whose engine passes twice in a step")
+    if training.loss in REFERENCED and (_part(job, "params") or options.get("zero_hpz_partition_size")):
+        raise job.not_yet(at, f"{training.loss} under zero3 with parameters on the host or their second parts")
 
 
 def packed_weights(job: Draft, options: dict[str, Any]) -> PackedWeights | None:

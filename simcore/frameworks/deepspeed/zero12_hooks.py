@@ -8,6 +8,7 @@ from functools import partial
 from simcore.frameworks.common.cpu_optimizer import copied, updated_on_host
 from simcore.frameworks.common.optimizer_memory import post_rest, rest_postings, step_temporaries
 from simcore.frameworks.deepspeed.experts.groups import Group
+from simcore.frameworks.deepspeed.gradients.uncontiguous import UnbucketedGradients
 from simcore.frameworks.deepspeed.module_order import readiness
 from simcore.frameworks.deepspeed.partitions import (
     flat_padding,
@@ -19,7 +20,6 @@ from simcore.frameworks.deepspeed.partitions import (
     trained_of,
 )
 from simcore.frameworks.deepspeed.strategy import ZeroStrategy
-from simcore.frameworks.deepspeed.uncontiguous_gradients import UnbucketedGradients
 from simcore.pipeline.schedule import Action
 from simcore.placement.plan import Plan
 from simcore.program.builder import Builder

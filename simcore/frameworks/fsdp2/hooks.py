@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 from simcore.frameworks.common.cpu_optimizer import updated
 from simcore.frameworks.common.optimizer_memory import post_rest, rest_postings, update
@@ -208,6 +209,10 @@ class Fsdp2Hooks:
                                 int(Module.NONE))
         self.out.compute(Kernel.ELEMENTWISE, 0, 2 * size, 10)
         self.out.free(layer, slot, size)
+
+    def of_reference(self) -> Self:
+        """These hooks; no reference model passes inside a loss here."""
+        return self
 
     def state(self) -> HookState[_Read]:
         """State of all units, and the gradients that rest until zero_grad."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
+from typing import Self
 
 from simcore.frameworks.common.cpu_optimizer import copied, cpu_bytes, waits_for_device
 from simcore.frameworks.common.optimizer_memory import Posting, post_rest
@@ -153,6 +154,10 @@ class MegatronHooks:
                     self._gather(b, buffer, bucket, Stream.COMPUTE)
         self.out.mark(end)
         self.out.mark(step_end)
+
+    def of_reference(self) -> Self:
+        """These hooks; no reference model passes inside a loss here."""
+        return self
 
     def state(self) -> HookState[_Read]:
         """State between passes: which is under way, and which buckets and chunks are gathered."""

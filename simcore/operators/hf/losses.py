@@ -16,7 +16,7 @@ from simcore.operators.hf.layers import is_of_hub
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.shared import aten
 from simcore.operators.shared.layer_borders import BEFORE, held_logits, hidden_state, hold_logits, run_backward_of_loss
-from simcore.operators.shared.preference import preference_loss, rewards_loss
+from simcore.operators.shared.pairs.preference import preference_loss, rewards_loss
 from simcore.operators.shared.top_k import TOP_K, top_k_loss
 from simcore.recording.kernel_shape import shape_of
 from simcore.recording.layer import PREFERENCE, REWARDS, LayerWorkload, RecordedLayer

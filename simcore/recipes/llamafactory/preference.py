@@ -32,7 +32,12 @@ def write_preference(reader: Reader, draft: Draft, stage: str) -> None:
         draft.fail(kind.where, "pref_loss: expected sigmoid, hinge, ipo, kto_pair, orpo or simpo, got "
                                f"{kind.value} ({_RELEASE} hparams/finetuning_args.py)")
         return
-    for key in ("ref_model", "ref_model_adapters", "ref_model_quantization_bit"):
+    named, whole = reader.text("ref_model"), training.get("method", "full") == "full"
+    if named is not None and whole and named.value == reader.look("model_name_or_path"):
+        draft.use(named, why="the reference is the model before it is trained")
+    else:
+        draft.refuse(named, "a reference model of its own")
+    for key in ("ref_model_adapters", "ref_model_quantization_bit"):
         draft.refuse(reader.take(key), "a reference model of its own")
     if reader.look("neat_packing"):
         draft.fail(where, f"`neat_packing` cannot be set as True except SFT ({_RELEASE} hparams/parser.py:423)")

@@ -1,8 +1,11 @@
-"""Training by preferences (`trl dpo`): DPOTrainer of TRL 1.16.0, whose heads score tokens without whole logits.
+"""Training by preferences (`trl dpo`, `trl reward`): DPOTrainer and RewardTrainer of TRL 1.16.0.
 
-`trainer/dpo_trainer.py`: chosen and rejected sequences of a microbatch pass together; dropout is off; with adapters the
-reference is the model without them, in full a second model, which passes inside each loss unless its log-probabilities
-are there from before the first step.
+An older recipe is read by v0.24.0, which makes whole logits and is given the outputs of all layers.
+
+`trainer/dpo_trainer.py`: chosen and rejected sequences of a microbatch pass together; dropout is off; heads score
+tokens without whole logits; with adapters the reference is the model without them, in full a second model, which passes
+inside each loss unless its log-probabilities are there from before the first step. A reward model is a number for each
+sequence.
 """
 
 from __future__ import annotations
@@ -14,18 +17,19 @@ from simcore.recipes.huggingface.fields import fields_of
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, Off, On, Row, read_rows
 from simcore.recipes.trl.releases import NEWEST, Release
-from simcore.recipes.trl.stages import SFT
+from simcore.recipes.trl.stages import REWARD, SFT
 
 __all__ = ["GONE", "fields_of_stage", "read_pairs", "write_pairs"]
 
 _TRAINER: Final = "TRL 1.16.0 trainer/dpo_trainer.py"
 _BEFORE: Final = "precompute_ref_log_probs"
 _LOSSES: Final = ("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot",
-                  "aot_unpaired", "apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm")
+                  "aot_unpaired", "aot_pair", "apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm")
 _OWN: Final = frozenset({
     "beta", "disable_dropout", "discopop_tau", "f_alpha_divergence_coef", "f_divergence_type", "label_smoothing",
     "ld_alpha", "loss_weights", "precompute_ref_batch_size", _BEFORE, "ref_model_mixup_alpha", "ref_model_sync_steps",
     "sync_ref_model", "use_weighting", "ignore_bias_buffers"})
+_OF_REWARD: Final = frozenset({"center_rewards_coefficient", "chat_template_path", "disable_dropout", "eos_token"})
 _OF_SFT: Final = frozenset({
     "assistant_only_loss", "chat_template_path", "completion_only_loss", "dataset_kwargs", "dataset_text_field",
     "eos_token", "eval_packing", "packing", "packing_strategy", "shuffle_dataset"})
@@ -36,6 +40,20 @@ GONE: Final = frozenset({
     "use_liger_loss", "ref_model_init_kwargs", "model_adapter_name", "ref_adapter_name", "force_use_ref_model",
     "base_model_attribute_name", "tools"})
 """Arguments of older releases (v0.24.0 trainer/dpo_config.py)."""
+_OLD_ROWS: Final[tuple[Row, ...]] = (
+    Off("use_liger_loss", "Liger's loss of preferences"),
+    *(Off(name, "logits of answers alone") for name in ("use_logits_to_keep", "use_num_logits_to_keep")),
+    Off("use_weighting", "weights of WPO, of whole logits"),
+    Off("padding_free", "batches of pairs without padding"),
+    Off("is_encoder_decoder", "a model with an encoder"),
+    Off("force_use_ref_model", "a reference model of its own beside adapters"),
+    Off("ref_adapter_name", "a reference with adapters of its own"),
+    Off("model_adapter_name", "adapters by name"),
+    Idle(("generate_during_eval", "label_pad_token_id", "padding_value", "tools", "base_model_attribute_name"),
+         "evaluation, and values of what is padded"),
+    Idle(("reference_free",), "its log-probabilities are not read, and are made all the same (v0.24.0 trainer/"
+         "dpo_trainer.py get_batch_loss_metrics)"),
+)
 _ROWS: Final[tuple[Row, ...]] = (
     On("disable_dropout", "a loss of preferences with dropout"),
     Off("sync_ref_model", "a reference model that follows the policy"),
@@ -49,11 +67,15 @@ _ROWS: Final[tuple[Row, ...]] = (
 
 def fields_of_stage(stage: str) -> frozenset[str]:
     """Keys at the top of a recipe of a training."""
-    return fields_of("trl") if stage == SFT else fields_of("trl") - _OF_SFT | _OWN
+    own = _OF_REWARD if stage == REWARD else _OWN | GONE
+    return fields_of("trl") if stage == SFT else (fields_of("trl") - _OF_SFT) | own
 
 
-def read_pairs(reader: Reader, draft: Draft, release: Release) -> None:
-    """Reads the keys of the loss of preferences, and writes it."""
+def read_pairs(reader: Reader, draft: Draft, release: Release, stage: str) -> None:
+    """Reads the keys of the loss of preferences or of rewards, and writes it."""
+    if stage == REWARD:
+        _read_rewards(reader, draft, release)
+        return
     kinds, before = reader.words("loss_type"), reader.flag(_BEFORE)
     unknown = [kind for kind in kinds.value if kind not in _LOSSES] if kinds is not None else []
     if kinds is not None and unknown:
@@ -64,16 +86,32 @@ def read_pairs(reader: Reader, draft: Draft, release: Release) -> None:
         draft.fail(kinds.where, f"Label smoothing must be greater than 0.0 when using 'exo_pair' loss ({_TRAINER})")
     else:
         draft.idle(kinds, "of one number a token or less")
-    if release is not NEWEST:
-        draft.fail(draft.path, f"not yet: DPO of {release.name}, whose loss makes whole logits and keeps all hidden "
-                               "states (v0.24.0 trainer/dpo_trainer.py concatenated_forward)")
+    loss, rule, source = ("preference_fused", "each token's score by the head", f"{_TRAINER} _compute_loss") if (
+        release is NEWEST) else ("preference_whole", "whole logits, and the outputs of all layers",
+                                 "TRL v0.24.0 trainer/dpo_trainer.py concatenated_forward")
     if before is not None and before.value:
-        draft.infer("training.loss", "preference_fused_alone", "no reference passes in a step; its passes before the "
-                    "first one are not counted", before, source=f"{_TRAINER} _precompute_ref_logps")
+        draft.infer("training.loss", f"{loss}_alone", f"{rule}; no reference passes in a step, and its passes before "
+                    "the first one are not counted", before, source=source)
     else:
-        draft.infer("training.loss", "preference_fused", "each token's score by the head, and by the reference's",
-                    before, source=f"{_TRAINER} _compute_loss", where=draft.path)
+        draft.infer("training.loss", loss, f"{rule}, of the reference too", before, source=source, where=draft.path)
+    if release is not NEWEST:
+        for one in reader.matching("ref_model_init_kwargs", "ref_model_init_kwargs.*"):
+            draft.refuse(one, "arguments of a reference model of its own")
+        draft.refuse(reader.number("rpo_alpha"), "a loss of the chosen sequences beside that of pairs")
+        if kinds is not None and "sft" in kinds.value:
+            draft.fail(kinds.where, "not yet: a loss of the chosen sequences beside that of pairs")
+        read_rows(reader, draft, _OLD_ROWS)
     read_rows(reader, draft, _ROWS)
+
+
+def _read_rewards(reader: Reader, draft: Draft, release: Release) -> None:
+    if release is not NEWEST:
+        draft.fail(draft.path, f"not yet: rewards of {release.name}, in which chosen and rejected sequences pass apart "
+                               "(v0.24.0 trainer/reward_trainer.py compute_loss)")
+    draft.infer("training.loss", "rewards", "one number for each sequence of a pair", where=draft.path,
+                source="TRL 1.16.0 trainer/reward_trainer.py compute_loss")
+    read_rows(reader, draft, [On("disable_dropout", "a loss of rewards with dropout"),
+                              Idle(("center_rewards_coefficient",), "of one number a sequence")])
 
 
 def write_pairs(reader: Reader, draft: Draft) -> None:

@@ -39,7 +39,7 @@ _OTHERS: Final = frozenset({"stage", "finetuning_type", "template", "cutoff_len"
 """Keys of recipes of other tools that also name their model by `model_name_or_path`."""
 
 
-_STARTS: Final = re.compile(r"\btrl\s+(?:sft|dpo)\b|\b(?:sft|dpo)\w*\.py\b")
+_STARTS: Final = re.compile(r"\btrl\s+(?:sft|dpo|reward)\b|\b(?:sft|dpo|reward)\w*\.py\b")
 _NAMES_FILE: Final = re.compile(r"--config[ =]")
 
 
@@ -77,7 +77,8 @@ def _of_document(files: Sequence[RecipeFile], script: Script, *, loose: bool) ->
     read_method(reader, draft, beside.adapter, launch, formats, release)
     write_formats(draft, formats, launch, release)
     read_tf32(reader, draft, casts=bool(formats.mixed))
-    (read_loss(reader, draft, launch, release) if stage == SFT else read_pairs(reader, draft, release))
+    (read_loss(reader, draft, launch, release) if stage == SFT else
+     read_pairs(reader, draft, release, stage))
     read_kernels(reader, draft)
     read_checkpointing(reader, draft, launch, release)
     (read_lengths(reader, draft, release) if stage == SFT else read_lengths_of_pairs(reader, draft))
@@ -90,5 +91,5 @@ def _of_document(files: Sequence[RecipeFile], script: Script, *, loose: bool) ->
     return with_job(with_environment(imported, script.environment), script.job)
 
 
-FORMAT: Final = Format("trl", "TRL YAML (trl sft, dpo)", _recognises, _read, WRITER, takes_launcher=True,
+FORMAT: Final = Format("trl", "TRL YAML (trl sft, dpo, reward)", _recognises, _read, WRITER, takes_launcher=True,
                        repeats="f2cd5771 scripts/utils.py: yaml.safe_load")

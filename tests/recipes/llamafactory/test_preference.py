@@ -23,6 +23,9 @@ def test_pairs_are_two_sequences_and_dropout_is_off() -> None:
     assert (training.loss, training.micro_batch_size, training.global_batch_size, training.lora.dropout) == (
         "preference_softmax", 2, 128, 0.0)
     assert scenario({**DPO, "packing": True, "cutoff_len": 1000}).training.seq_len == 1000, "pairs are never packed"
+    same = scenario({key: value for key, value in DPO.items() if not key.startswith("lora_")} | {
+        "finetuning_type": "full", "pure_bf16": True, "bf16": False, "ref_model": DPO["model_name_or_path"]}).training
+    assert (same.method, same.loss) == ("full", "preference_softmax")
     for kind in ("orpo", "simpo"):
         assert imported({**DPO, "pref_loss": kind}).values["training"]["loss"] == "preference_softmax_alone"
 

@@ -58,8 +58,38 @@ def test_what_starts_it_or_its_folder_tells_the_training() -> None:
 @pytest.mark.parametrize(("said", "told"), [
     ({"loss_type": "orca"}, "Unknown loss type: orca"), ({"loss_type": "exo_pair"}, "must be greater than 0.0"),
     ({"disable_dropout": False}, "with dropout"), ({"sync_ref_model": True}, "follows the policy"),
-    ({"packing": True}, "packing"), ({"max_prompt_length": 64}, "DPO of TRL 0.24.0"),
+    ({"packing": True}, "packing"),
     ({"activation_offloading": True}, "wait on the host"), ({"max_length": None}, "nothing is cut")])
 def test_what_is_not_followed_is_refused_by_its_key(said: dict[str, Any], told: str) -> None:
     with pytest.raises(RankscopeError, match=told):
         imported({**DPO, **said}).expect_complete()
+
+
+def test_a_recipe_of_an_older_release_makes_whole_logits() -> None:
+    """v0.24.0 trainer/dpo_trainer.py, where an argument says that the recipe is so old."""
+    training = scenario({**DPO, "max_prompt_length": 256, "generate_during_eval": False}).training
+    assert (training.loss, training.micro_batch_size) == ("preference_whole", 4)
+    assert scenario({**DPO, "max_prompt_length": 256, "precompute_ref_log_probs": True}).training.loss == (
+        "preference_whole_alone")
+    wrong = []
+    for said, told in (({"use_liger_loss": True}, "Liger's loss"), ({"rpo_alpha": 1.0}, "chosen sequences"),
+                       ({"use_logits_to_keep": True}, "answers alone"), ({"padding_free": True}, "without padding"),
+                       ({"loss_type": ["sigmoid", "sft"]}, "chosen sequences"),
+                       ({"ref_model_init_kwargs": {"torch_dtype": "bfloat16"}}, "of its own")):
+        try:
+            imported({**DPO, "max_prompt_length": 256, **said}).expect_complete()
+            wrong.append((said, "taken"))
+        except RankscopeError as error:
+            wrong += [(said, str(error))] if told not in str(error) else []
+    assert not wrong
+
+
+def test_a_reward_model_is_one_number_for_each_sequence_of_a_pair() -> None:
+    reward = {**RECIPE, "center_rewards_coefficient": 0.01, "max_length": 512, "per_device_train_batch_size": 2,
+              "pad_to_multiple_of": "auto"}
+    training = scenario(reward).training
+    assert (training.loss, training.micro_batch_size, training.seq_len) == ("rewards", 4, 512)
+    for said, told in (({"disable_dropout": False}, "with dropout"), ({"warmup_ratio": 0.1}, "pass apart"),
+                       ({"packing": True}, "packing")):
+        with pytest.raises(RankscopeError, match=told):
+            imported({**reward, **said}).expect_complete()

@@ -332,7 +332,7 @@ def test_adapters_beside_a_packed_base_are_wider_in_an_older_recipe() -> None:
 
 @pytest.mark.parametrize(("said", "command"), [
     ({"num_generations": 8, "beta": 0.0, "max_prompt_length": 64}, "trl grpo"),
-    ({"desirable_weight": 1.0, "beta": 0.1}, "trl kto"), ({"center_rewards_coefficient": 0.01}, "trl reward")])
+    ({"desirable_weight": 1.0, "beta": 0.1}, "trl kto")])
 def test_other_trainings_than_sft_are_named(said: dict[str, Any], command: str) -> None:
     """Nothing else of such a recipe is complained about."""
     message = refusal({**RECIPE, **said})

@@ -35,7 +35,9 @@ from typing import Final
 
 from simcore.operators.shared import aten
 from simcore.operators.shared.layer_borders import BEFORE, hidden_state, run_backward_of_loss
-from simcore.recording.layer import FUSED_PAIRS, REFERENCED, LayerWorkload, RecordedLayer
+from simcore.operators.shared.pairs.pair_losses import loss_of_pairs, mean_logits
+from simcore.operators.shared.pairs.whole_pairs import whole_loss
+from simcore.recording.layer import FUSED_PAIRS, REFERENCED, WHOLE_PAIRS, LayerWorkload, RecordedLayer
 from simcore.recording.rows import MODEL_END, REFERENCE_BORDER
 from simcore.recording.tape import HIDDEN, Kernel, Node, Section, Tape, Tensor
 
@@ -53,6 +55,8 @@ def preference_loss(tape: Tape, run: LayerWorkload, vocab: int, *, wide: bool) -
     """
     if run.loss in FUSED_PAIRS:
         return _fused_loss(tape, run)
+    if run.loss in WHOLE_PAIRS:
+        return whole_loss(tape, run, vocab, wide=wide)
     wide = wide or run.loss not in _ROWS
     tape.mark(MODEL_END)
     logits: Tensor | None = hidden_state(tape, run, run.seq, vocab, run.compute)
@@ -63,9 +67,9 @@ def preference_loss(tape: Tape, run: LayerWorkload, vocab: int, *, wide: bool) -
     likelihood = [_chosen(tape, logits)] if run.loss == _ODDS else []
     losses = _log_probs(tape, run, logits)
     given = _given(tape, run, vocab, wide=wide) if run.loss in REFERENCED else None
-    loss = _of_pairs(tape, losses, *likelihood)
+    loss = loss_of_pairs(tape, losses, *likelihood)
     if run.loss in _ROWS and run.loss != _ODDS:
-        _metrics(tape, logits)
+        mean_logits(tape, logits)
     del losses, likelihood, given
     logits = None
     forward = tape.cut()
@@ -84,7 +88,7 @@ def _fused_loss(tape: Tape, run: LayerWorkload) -> RecordedLayer:
     if run.loss in REFERENCED:
         tape.mark(REFERENCE_BORDER)
         given = tape.external((), "fp32", HIDDEN, BEFORE)
-    loss = _of_pairs(tape, scores)
+    loss = loss_of_pairs(tape, scores)
     del scores, given
     forward = tape.cut()
     seed, undone, ones = run_backward_of_loss(tape, loss, leaf)
@@ -111,7 +115,7 @@ def rewards_loss(tape: Tape, run: LayerWorkload) -> RecordedLayer:
     rewards.node = node
     del places, last, values
     tape.mark(MODEL_END)
-    loss = _of_pairs(tape, rewards)
+    loss = loss_of_pairs(tape, rewards)
     del rewards
     forward = tape.cut()
     seed, undone, ones = run_backward_of_loss(tape, loss, leaf)
@@ -208,26 +212,3 @@ def _of_rows(tape: Tape, logits: Tensor) -> Tensor:
         found = aten.cast(tape, found, dtype)
     found.node = node
     return found
-
-
-def _of_pairs(tape: Tape, losses: Tensor, *others: Tensor) -> Tensor:
-    """Loss, a scalar in fp32, of one number a token and of `others`, scalars; backward makes one for each."""
-    shapes = [(each.shape, each.dtype) for each in (losses, *others)]
-
-    def backward(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:
-        return [aten.new(tape, shape, dtype, "grad_log_probs") for shape, dtype in shapes]
-
-    node = tape.node((losses, *others), (), backward)
-    out = aten.new(tape, (), "fp32", "loss", losses.nbytes)
-    out.node = node
-    return out
-
-
-def _metrics(tape: Tape, logits: Tensor) -> None:
-    """Mean logits of the answers of chosen and of rejected sequences: a copy of each, one after the other."""
-    tape.compute(Kernel.ELEMENTWISE, logits.numel, logits.nbytes)  # the entropy
-    for _ in range(2):
-        _answers = aten.new(tape, (logits.shape[0] // 2 * (logits.shape[1] - 1), logits.shape[2]), logits.dtype,
-                            "answers", logits.nbytes // 2)
-        tape.compute(Kernel.ELEMENTWISE, _answers.numel, _answers.nbytes)
-        del _answers
