@@ -43,12 +43,8 @@ BranchFunction = Callable[[Tape, LayerWorkload, Branch, Inputs], tuple[Tensor, o
 """(tape, run, branch, inputs) -> the block's output, and what the layer holds of it until it returns."""
 
 
-def _norm(tape: Tape, weight: Param, x: Tensor) -> Tensor:
-    return rms_norm(tape, weight, x, weight_in_fp32=False)
-
-
-def _norm_in_fp32(tape: Tape, weight: Param, x: Tensor) -> Tensor:
-    return rms_norm(tape, weight, x, weight_in_fp32=True)
+_norm: Final = partial(rms_norm, weight_in_fp32=False)
+_norm_in_fp32: Final = partial(rms_norm, weight_in_fp32=True)
 
 
 def _attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
