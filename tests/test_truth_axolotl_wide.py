@@ -1,4 +1,4 @@
-"""Steps with norms and tables in fp32, as axolotl trains in full without flash-attn: tests/truth/probe_axolotl_wide.py."""
+"""Steps with norms and tables in fp32, as axolotl trains in full without flash-attn (`probe_axolotl_wide.py`)."""
 
 from __future__ import annotations
 

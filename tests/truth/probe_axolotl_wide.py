@@ -1,10 +1,10 @@
-"""What a step of axolotl's full fine-tuning without flash attention allocates: norms and tables in fp32, under autocast.
+"""What a step of axolotl's full fine-tuning without flash attention allocates: norms and tables in fp32.
 
     python tests/truth/probe_axolotl_wide.py 40 SEED > tests/truth/liger/axolotl-wide.json
 
-As `probe_liger.py`, with Liger's kernels in the classes or without any. The model is read in bf16, then axolotl's own
-functions cast it (`loaders/model.py` _convert_embedding_modules_dtype, `loaders/utils.py` get_linear_embedding_layers),
-which are taken out of their files: the package itself is not imported.
+As `probe_liger.py`, under autocast, with Liger's kernels in the classes or without any. The model is read in bf16, then
+axolotl's own functions cast it (`loaders/model.py` _convert_embedding_modules_dtype, `loaders/utils.py`
+get_linear_embedding_layers), which are taken out of their files: the package itself is not imported.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def drawn(rng: random.Random) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    rng = random.Random(int(sys.argv[2]))  # noqa: S311 - layouts, no secrets
+    rng = random.Random(int(sys.argv[2]))
     cases = {str(number): drawn(rng) for number in range(int(sys.argv[1]))}
     print(json.dumps({name: version(name) for name in ("axolotl", "liger-kernel", "torch", "transformers")})[:-1]
           + ', "cases": {')

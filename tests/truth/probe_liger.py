@@ -156,7 +156,7 @@ def drawn(rng: random.Random) -> dict[str, Any]:
         shape["layer_types"] = ["sliding_attention", "full_attention", "full_attention"][:shape["num_hidden_layers"]]
     if preset.startswith("phi"):
         shape |= {"pad_token_id": 0}
-    kernels = [rng.random() < 0.75 for _ in KERNELS]  # noqa: S311 - layouts, no secrets
+    kernels = [rng.random() < 0.75 for _ in KERNELS]
     kernels[0] = kernels[0] and not preset.startswith("glm")
     kernels[3] = kernels[3] and not preset.startswith("granite")
     return {"preset": preset, "shape": shape, "way": rng.choice((*WAYS, PACKED)), "place": place, "kernels": kernels,
@@ -192,5 +192,5 @@ if __name__ == "__main__":
     if sys.argv[1] == "layers":
         main(layers(), layer)
     else:
-        rng = random.Random(int(sys.argv[2]))  # noqa: S311 - layouts, no secrets
+        rng = random.Random(int(sys.argv[2]))
         main({str(number): drawn(rng) for number in range(int(sys.argv[1]))}, step)

@@ -6,8 +6,8 @@ device, and gradients are unscaled in place. PEFT 0.21.2 `utils/other.py`, prepa
 16-bit parameters that are not packed to fp32: embedding, head and norms, and with the embedding what layers hand on.
 axolotl 067b021c `loaders/model.py`, _convert_embedding_modules_dtype, casts these back ("cast_back"), so that of a
 model without Mamba layers nothing is left in fp32 (but biases), of one with them their convolution, output projection
-and numbers of heads. Of a model that is trained in full the same function of axolotl casts norms and tables of tokens to
-fp32, and back only for flash-attn, FSDP and cut cross entropy (should_convert, there).
+and numbers of heads. Of a model that is trained in full the same function of axolotl casts norms and tables of tokens
+to fp32, and back only for flash-attn, FSDP and cut cross entropy (should_convert, there).
 """
 
 from __future__ import annotations
@@ -75,8 +75,9 @@ def mixed_of(job: Draft, options: dict[str, Any]) -> Mixed:
     if autocast:
         _check(job, stored, casts=bool(options.get(_KBIT)))
     elif wide or widens:
-        raise job.illegal("framework_options.autocast", f"{'fp32' if widens else stored} parameters and {job.compute} products without "
-                          "autocast: expected mat1 and mat2 to have the same dtype", "torch 2.13 F.linear")
+        raise job.illegal("framework_options.autocast", f"{'fp32' if widens else stored} parameters and {job.compute} "
+                          "products without autocast: expected mat1 and mat2 to have the same dtype",
+                          "torch 2.13 F.linear")
     casts_back = options.get(_KBIT) == _CAST_BACK
     if casts_back and not autocast:
         raise job.illegal(f"framework_options.{_KBIT}", f"{_CAST_BACK} without autocast: expected mat1 and mat2 to "

@@ -84,7 +84,8 @@ def _attention_of_gemma(tape: Tape, run: LayerWorkload, branch: Branch, inputs: 
         raise NotYet(Problem("framework_options.attn_implementation", "not yet: scores below a cap in another "
                              "attention than eager and flash_attention_2 (transformers 5.23 models/gemma2: SDPA has "
                              "none)"))
-    core = _eager_core(tape, run, inputs.mask, held, by_heads=False, caps=block.capped) if has_eager_attention(run) else None
+    core = _eager_core(tape, run, inputs.mask, held, by_heads=False, caps=block.capped) if (
+        has_eager_attention(run)) else None
     if block.qk_norm and hf_liger.normalises_heads(run, "gemma3_text"):
         return layers.attention(tape, run, branch, inputs, core=core, head_norm=hf_liger.norm_of_turned,
                                 turn_both=hf_liger.rotate_turned), held
