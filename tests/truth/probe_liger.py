@@ -19,6 +19,7 @@ import json
 import multiprocessing
 import random
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
@@ -155,36 +156,41 @@ def drawn(rng: random.Random) -> dict[str, Any]:
         shape["layer_types"] = ["sliding_attention", "full_attention", "full_attention"][:shape["num_hidden_layers"]]
     if preset.startswith("phi"):
         shape |= {"pad_token_id": 0}
-    kernels = [rng.random() < 0.75 for _ in KERNELS]  # noqa: S311 - layouts, no secrets
+    kernels = [rng.random() < 0.75 for _ in KERNELS]
     kernels[0] = kernels[0] and not preset.startswith("glm")
     kernels[3] = kernels[3] and not preset.startswith("granite")
     return {"preset": preset, "shape": shape, "way": rng.choice((*WAYS, PACKED)), "place": place, "kernels": kernels,
             "recompute": rng.random() < 0.5, "tokens": 16 * rng.randint(2, 24)}
 
 
-def said(kind: str, case: dict[str, Any]) -> dict[str, Any]:
-    return case | {"found": (layer if kind == "layers" else step)(case)}
+def said(measure: Callable[[dict[str, Any]], dict[str, Any]], case: dict[str, Any]) -> dict[str, Any]:
+    return case | {"found": measure(case)}
 
 
-def main(kind: str, cases: dict[str, dict[str, Any]]) -> None:
-    versions = {name: version(name) for name in ("liger-kernel", "peft", "torch", "transformers")}
-    print(json.dumps(versions)[:-1] + ', "cases": {')
-    rows = []
+def rows(cases: dict[str, dict[str, Any]], measure: Callable[[dict[str, Any]], dict[str, Any]]) -> list[str]:
+    """Lines of JSON, of cases that are measured in processes of their own; what they share is imported before."""
     liger.import_all()
     torch.set_num_threads(1)
     for preset in FAMILIES:
         family = models.fields_of(preset)["model_type"].removesuffix("_text")
         importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    made = []
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
         for name, case in cases.items():
-            found = pool.apply(said, (kind, case))
-            rows.append(f"{json.dumps(name)}: {json.dumps(found, separators=(',', ':'))}")
-    print(",\n".join(rows) + "\n}}")
+            found = pool.apply(said, (measure, case))
+            made.append(f"{json.dumps(name)}: {json.dumps(found, separators=(',', ':'))}")
+    return made
+
+
+def main(cases: dict[str, dict[str, Any]], measure: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    versions = {name: version(name) for name in ("liger-kernel", "peft", "torch", "transformers")}
+    print(json.dumps(versions)[:-1] + ', "cases": {')
+    print(",\n".join(rows(cases, measure)) + "\n}}")
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "layers":
-        main("layers", layers())
+        main(layers(), layer)
     else:
-        rng = random.Random(int(sys.argv[2]))  # noqa: S311 - layouts, no secrets
-        main("steps", {str(number): drawn(rng) for number in range(int(sys.argv[1]))})
+        rng = random.Random(int(sys.argv[2]))
+        main({str(number): drawn(rng) for number in range(int(sys.argv[1]))}, step)

@@ -215,7 +215,8 @@ def _layer_options(job: Draft, options: dict[str, object], version: str) -> Impl
                    position_axes=3 * (sees and job.scenario.training.lengths == "packed"),
                    wide_sdpa=job.graph.architecture.family == "gemma4",  # models/gemma4_moe/sdpa_fp32.py
                    casts_images="once" if sees and wide else "", compiled_layers=runs_compiled(job),
-                   attn_implementation=attention_of(job, options), liger=every_kernel(asked=patched_by_liger(job, options)),
+                   attn_implementation=attention_of(job, options),
+                   liger=every_kernel(asked=patched_by_liger(job, options)),
                    embeddings_require_grad=native and _transformers.replayed(job))
 
 

@@ -6,7 +6,8 @@ device, and gradients are unscaled in place. PEFT 0.21.2 `utils/other.py`, prepa
 16-bit parameters that are not packed to fp32: embedding, head and norms, and with the embedding what layers hand on.
 axolotl 067b021c `loaders/model.py`, _convert_embedding_modules_dtype, casts these back ("cast_back"), so that of a
 model without Mamba layers nothing is left in fp32 (but biases), of one with them their convolution, output projection
-and numbers of heads.
+and numbers of heads. Of a model that is trained in full the same function of axolotl casts norms and tables of tokens
+to fp32, and back only for flash-attn, FSDP and cut cross entropy (should_convert, there).
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from simcore.models.tensor import TensorSpec
 from simcore.placement.job import Draft, Job
 from simcore.recording.layer import PREFERENCE
 
-__all__ = ["AUTOCAST_OPTIONS", "Mixed", "mixed_of", "stays_wide"]
+__all__ = ["AUTOCAST_OPTIONS", "Mixed", "is_widened", "mixed_of", "stays_wide"]
 
 _KBIT: Final = "prepare_model_for_kbit_training"
 _CAST_BACK: Final = "cast_back"
+_WIDENS: Final = "convert_embedding_modules_dtype"
 AUTOCAST_OPTIONS: Final[dict[str, tuple[Any, ...]]] = {"autocast": (None, True, False),
-                                                       _KBIT: (True, False, _CAST_BACK)}
+                                                       _KBIT: (True, False, _CAST_BACK), _WIDENS: (True, False)}
 _OF_TOWER: Final = ("vision_tower", "projector")
 _UNSCALED: Final = "torch 2.13 torch/amp/grad_scaler.py unscale_"
 
@@ -34,12 +36,19 @@ class Mixed:
     """The mixed precision of one job.
 
     `stored`: dtype of parameters that are not packed; `autocast`: forward runs under torch.autocast. `casts_back`: of
-    what PEFT casts to fp32, norms, embedding and head are cast back.
+    what PEFT casts to fp32, norms, embedding and head are cast back. `widens`: norms, embedding and head alone are in
+    fp32.
     """
 
     stored: str
     autocast: bool
     casts_back: bool = False
+    widens: bool = False
+
+    @property
+    def stream(self) -> str:
+        """Dtype of the embedding, and with it of what layers hand on."""
+        return "fp32" if self.widens else self.stored
 
 
 def mixed_of(job: Draft, options: dict[str, Any]) -> Mixed:
@@ -57,20 +66,41 @@ def mixed_of(job: Draft, options: dict[str, Any]) -> Mixed:
                           "packed")
     else:
         stored = job.auto("training.precision.params", given, job.compute, "model.to(dtype): no autocast")
-    wide = stored != job.compute
-    autocast = wide if options.get("autocast") is None else bool(options["autocast"])
+    wide, widens = stored != job.compute, bool(options.get(_WIDENS))
+    if widens:
+        _check_widened(job, options, stored)
+    autocast = wide or widens if options.get("autocast") is None else bool(options["autocast"])
     if autocast and options.get("autocast") is None:
         job.note("framework_options.autocast", "true", "accelerate 1.15 accelerator.py prepare_model")
     if autocast:
         _check(job, stored, casts=bool(options.get(_KBIT)))
-    elif wide:
-        raise job.illegal("framework_options.autocast", f"{stored} parameters and {job.compute} products without "
-                          "autocast: expected mat1 and mat2 to have the same dtype", "torch 2.13 F.linear")
+    elif wide or widens:
+        raise job.illegal("framework_options.autocast", f"{'fp32' if widens else stored} parameters and {job.compute} "
+                          "products without autocast: expected mat1 and mat2 to have the same dtype",
+                          "torch 2.13 F.linear")
     casts_back = options.get(_KBIT) == _CAST_BACK
     if casts_back and not autocast:
         raise job.illegal(f"framework_options.{_KBIT}", f"{_CAST_BACK} without autocast: expected mat1 and mat2 to "
                           "have the same dtype", "torch 2.13 F.linear")
-    return Mixed(stored, autocast, casts_back)
+    return Mixed(stored, autocast, casts_back, widens)
+
+
+def _check_widened(job: Job, options: dict[str, Any], stored: str) -> None:
+    """Raises NotYet, or InputError, for what was not measured with norms and tables in fp32."""
+    training, at = job.scenario.training, f"framework_options.{_WIDENS}"
+    if training.method != "full" or stored == "fp32":
+        job.refuse_idle(options, _WIDENS, "with adapters, which cast it back, or where all is in fp32")
+    blocks = [branch.block for kind in job.graph.kinds for branch in kind.branches]
+    if job.graph.architecture.has_tower or not all(
+            isinstance(block, Mlp) or (isinstance(block, Attention) and not block.sinks) for block in blocks):
+        raise job.not_yet(at, "norms and tables in fp32 beside other layers than attention and MLPs of text")
+    if options.get("FastLanguageModel") or training.loss not in ("auto", "hf", "hf_keep_logits", "liger"):
+        raise job.not_yet(at, f"norms and tables in fp32 with Unsloth's layers or training.loss: {training.loss}")
+
+
+def is_widened(spec: TensorSpec) -> bool:
+    """True for a parameter of a norm, of the embedding or of the head, which axolotl casts to fp32."""
+    return not spec.is_buffer and (spec.module in ("norm", "embedding") or spec.component in ("embedding", "lm_head"))
 
 
 def stays_wide(spec: TensorSpec) -> bool:

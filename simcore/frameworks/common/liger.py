@@ -9,8 +9,8 @@ from simcore.models.blocks import Attention
 from simcore.operators.hf.options import LigerKernels
 from simcore.placement.job import Job
 
-__all__ = ["LIGER_DEFAULTS", "LIGER_FAMILIES", "LIGER_OPTION", "LIGER_OPTIONS", "asks_for_liger", "every_kernel", "liger_kernels",
-           "loss_with"]
+__all__ = ["LIGER_DEFAULTS", "LIGER_FAMILIES", "LIGER_OPTION", "LIGER_OPTIONS", "asks_for_liger", "every_kernel",
+           "liger_kernels", "loss_with"]
 
 LIGER_OPTION: Final = "use_liger_kernel"
 _PARTS: Final = {"liger_rope": "rope", "liger_rms_norm": "rms_norm", "liger_glu_activation": "gated"}

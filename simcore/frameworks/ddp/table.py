@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.afterwards import kept_logits, trainer_afterwards
-from simcore.frameworks.common.autocast import AUTOCAST_OPTIONS, Mixed, stays_wide
+from simcore.frameworks.common.autocast import AUTOCAST_OPTIONS, Mixed, is_widened, stays_wide
 from simcore.frameworks.common.checkpoint_files import plain_files
 from simcore.frameworks.common.compiled_layers import LAYERS_ALONE
 from simcore.frameworks.common.compiled_layers import assumptions as of_compiled_layers
@@ -133,7 +133,7 @@ def table(job: Draft) -> Framework:
                      _states_of_embeddings(job, options),
                      packed_of(job, options),
                      UpdateTime.GRADIENT_READY if options.get("optimizer_in_bwd") else UpdateTime.OPTIMIZER_STEP,
-                     head=packs_head(job, options), experts=packs_experts(job, options), casts_back=mixed.casts_back),
+                     head=packs_head(job, options), experts=packs_experts(job, options), mixed=mixed),
         units=(),
         strategy=_reducer(job, options),
         optimizer=torch_optimizer(job, "torch 2.13 optim/adam.py: foreach by default on CUDA", "foreach", plain=True),
@@ -240,7 +240,7 @@ def _layer_options(job: Draft, options: dict[str, Any], mixed: Mixed) -> HfOptio
         embeddings_require_grad=_transformers.replayed(job) or asks_for_gradient(job, options),
         patches_require_grad=_transformers.asks_patches(job, options),
         autocast=mixed.autocast, wide_tower=mixed.casts_back and job.graph.architecture.has_tower,
-        hidden=mixed.stored if mixed.autocast else "",
+        hidden=mixed.stream if mixed.autocast else "",
         compile=bool(options.get("compile")) and bool(options.get(TUNE_OPTION)),
         has_outlier_threshold=options.get(THRESHOLD_OPTION) != 0, unsloth=fast_layers(job, options))
 
@@ -287,7 +287,7 @@ def _states_of_embeddings(job: Job, options: dict[str, Any]) -> States:
 
 @lru_cache(maxsize=64)
 def _rules(stored: str, adapter: str, compute: str, kept: States, embeddings: States, packed: PackedWeights | None,
-           updated: UpdateTime, *, head: bool, experts: bool, casts_back: bool) -> tuple[Rule, ...]:
+           updated: UpdateTime, *, head: bool, experts: bool, mixed: Mixed) -> tuple[Rule, ...]:
     """Rules of unsharded tensors.
 
     Adapters may have another dtype; frozen linears, the `head` and `experts` may be in 4 bits.
@@ -302,7 +302,8 @@ def _rules(stored: str, adapter: str, compute: str, kept: States, embeddings: St
             in_use=TensorLayout((), compute))),)
     if packed is not None and packed.storage != "int8":
         in_bits += (Rule(is_cast_by_product, _policy("biases", compute, kept, updated)),)
-    wide = (Rule(stays_wide, _policy("wide", "fp32", kept, updated)),) if casts_back else ()
+    in_fp32 = _policy("wide", "fp32", kept, updated)
+    wide = (Rule(stays_wide, in_fp32),) if mixed.casts_back else (Rule(is_widened, in_fp32),) if mixed.widens else ()
     factors = replace(buffer, name="factors", at_rest=TensorLayout((), stored))
     return (Rule(lambda t: t.module == "factors", factors), Rule(lambda t: t.is_buffer, buffer), *in_bits,
             Rule(lambda t: t.module == "adapter", _policy("adapters", adapter, kept, updated)), *wide,

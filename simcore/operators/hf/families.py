@@ -43,12 +43,8 @@ BranchFunction = Callable[[Tape, LayerWorkload, Branch, Inputs], tuple[Tensor, o
 """(tape, run, branch, inputs) -> the block's output, and what the layer holds of it until it returns."""
 
 
-def _norm(tape: Tape, weight: Param, x: Tensor) -> Tensor:
-    return rms_norm(tape, weight, x, weight_in_fp32=False)
-
-
-def _norm_in_fp32(tape: Tape, weight: Param, x: Tensor) -> Tensor:
-    return rms_norm(tape, weight, x, weight_in_fp32=True)
+_norm: Final = partial(rms_norm, weight_in_fp32=False)
+_norm_in_fp32: Final = partial(rms_norm, weight_in_fp32=True)
 
 
 def _attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
@@ -88,7 +84,8 @@ def _attention_of_gemma(tape: Tape, run: LayerWorkload, branch: Branch, inputs: 
         raise NotYet(Problem("framework_options.attn_implementation", "not yet: scores below a cap in another "
                              "attention than eager and flash_attention_2 (transformers 5.23 models/gemma2: SDPA has "
                              "none)"))
-    core = _eager_core(tape, run, inputs.mask, held, by_heads=False, caps=block.capped) if has_eager_attention(run) else None
+    core = _eager_core(tape, run, inputs.mask, held, by_heads=False, caps=block.capped) if (
+        has_eager_attention(run)) else None
     if block.qk_norm and hf_liger.normalises_heads(run, "gemma3_text"):
         return layers.attention(tape, run, branch, inputs, core=core, head_norm=hf_liger.norm_of_turned,
                                 turn_both=hf_liger.rotate_turned), held

@@ -49,8 +49,9 @@ def rms_norm(tape: Tape, weight: Param, x: Tensor, *, keeps_grad: bool = False, 
     """RMSNorm of `x` by Liger's kernel, in its shape and type; it saves x and an fp32 number a row.
 
     The gradient of x is written over the one that came in, but with `keeps_grad`. The weight's gradient is made for
-    frozen weights too: LigerRMSNormFunction does not ask, and it dies with the function's results. `copies`, `copies_grad`: x, and the gradient, come in another
-    memory order and are copied before (`ops/utils.py`, ensure_contiguous).
+    frozen weights too: LigerRMSNormFunction does not ask, and it dies with the function's results. `copies`,
+    `copies_grad`: x, and the gradient, come in another memory order and are copied before (`ops/utils.py`,
+    ensure_contiguous).
     """
     x = x if not copies else _copied(tape, x)
     moved, wide, dtype, shape = x.nbytes, weight.shape[-1], weight.dtype, x.shape

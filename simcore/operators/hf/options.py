@@ -25,7 +25,7 @@ Experts = Callable[[Tape, LayerWorkload, Branch, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LigerKernels:
-    """Which of Liger's kernels take the place of transformers' own.
+    """Kernels of Liger's that take the place of transformers' own.
 
     `rope`: rotation; `rms_norm`: norms; `gated`: activation and product of an MLP. `in_classes`: classes were replaced
     before the model was made (LLaMA-Factory, axolotl), otherwise modules of an instance (transformers' Trainer): then

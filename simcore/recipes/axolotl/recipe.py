@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from simcore.errors import Problem
 from simcore.recipes.answers import Answers
 from simcore.recipes.axolotl.adapters import read_method
 from simcore.recipes.axolotl.batches import read_batches, read_lengths
@@ -71,17 +70,25 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     return draft.imported([reader, *beside.readers()], loose=loose)
 
 
+_WIDE: Final = "axolotl 067b021c loaders/model.py _configure_embedding_dtypes"
+
+
 def _check(reader: Reader, draft: Draft, shards: Shards) -> None:
-    """Refuses combinations whose formats the simulation does not have."""
+    """Writes what follows from sharding, method and attention together: wrapped adapters, norms and tables in fp32."""
     training = draft.values.get("training", {})
     method = training.get("method", "full")
-    options, path = draft.values.get("framework_options", {}), reader.document.path
     if shards is Shards.FLAT and method != "full":
         wrap_adapters(draft)
-    attention = options.get("attn_implementation", "sdpa")
-    if shards is Shards.NONE and method == "full" and attention in ("eager", "sdpa") and training.get("loss") != "cut":
-        draft.barred.append(Problem(path, "not yet: without flash attention and cut cross entropy axolotl keeps "
-                                    "embeddings and norms in fp32 (loaders/model.py _configure_embedding_dtypes)"))
+    attention = draft.values.get("framework_options", {}).get("attn_implementation", "sdpa")
+    narrow = training.get("precision", {}).get("params") in ("bf16", "fp16")
+    if shards is Shards.NONE and method == "full" and attention in ("eager", "sdpa") and narrow and (
+            training.get("loss") != "cut"):
+        draft.infer("framework_options.convert_embedding_modules_dtype", True,  # noqa: FBT003 - a value
+                    "without flash attention and cut cross entropy norms, embedding and head are in fp32",
+                    source=_WIDE)
+        if reader.look("bf16") == "full":
+            draft.infer("framework_options.autocast", False, "bf16: full, without mixed precision",  # noqa: FBT003 - a value
+                        source=_WIDE)
 
 
 FORMAT: Final = Format("axolotl", "axolotl YAML", _recognises, _read, WRITER, repeats=

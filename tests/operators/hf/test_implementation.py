@@ -92,7 +92,8 @@ class Model:
             experts_unit=case.get("experts") == "unit" and not grouped, grouped_experts=grouped,
             inputs_on_host=case.get("checkpoint") == "host",
             attn_implementation=case.get("attn_implementation", "sdpa"),
-            liger=EVERY if "liger" in case else LigerKernels(), casts_stream=has_wide_inputs(kind) and kind.block is None,
+            liger=EVERY if "liger" in case else LigerKernels(),
+            casts_stream=has_wide_inputs(kind) and kind.block is None,
             inv_freq=case.get("inv_freq", "fp32"))
         run = LayerWorkload(
             case.get("batch", 1), case["seq"], case.get("compute", "bf16"), params, case.get("loss", "hf"),

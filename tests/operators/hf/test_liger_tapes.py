@@ -1,4 +1,4 @@
-"""Layers with Liger's kernels as measured: in fp32 under autocast, in bf16, with adapters; see tests/truth/README.md."""
+"""Layers with Liger's kernels as measured: in fp32 under autocast, in bf16, with adapters."""
 
 from __future__ import annotations
 

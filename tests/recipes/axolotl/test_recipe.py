@@ -265,6 +265,16 @@ def test_a_published_run_is_the_scenario_that_it_is_measured_by(tmp_path: Path) 
     assert found.values["framework_options"] == row["framework_options"] | {"autocast": True}
 
 
+@pytest.mark.parametrize(("keys", "widens", "autocast"), [
+    ({"attn_implementation": "sdpa"}, True, None), ({"attn_implementation": "sdpa", "bf16": "full"}, True, False),
+    ({"attn_implementation": "flash_attention_2"}, None, None)])
+def test_norms_and_tables_are_in_fp32_without_flash_attention(tmp_path: Path, keys: dict[str, Any],
+                                                              widens: bool | None, autocast: bool | None) -> None:
+    options = imported(tmp_path, changed(RECIPE, **keys)).values["framework_options"]
+    assert options.get("convert_embedding_modules_dtype") is widens
+    assert options.get("autocast") is autocast
+
+
 @pytest.mark.parametrize(("keys", "told"), [
     ({"deepspeed": "zero3.json"}, "DeepSpeed's configuration in another file, 'zero3.json': name it too"),
     ({"tensor_parallel_size": 2}, "matrices that are split over 2 ranks"),
@@ -274,7 +284,6 @@ def test_a_published_run_is_the_scenario_that_it_is_measured_by(tmp_path: Path) 
     ({"optimizer": "adopt_adamw"}, "the optimizer adopt_adamw"),
     ({"rl": "kto"}, "training by kto"),
     ({"processor_type": "AutoProcessor"}, "a model with images or sound"),
-    ({"attn_implementation": "sdpa"}, "embeddings and norms in fp32"),
     ({"plugins": ["axolotl.integrations.kernels.KernelsPlugin"]}, "the plugin KernelsPlugin"),
     ({"experts_implementation": "scattermoe"}, "experts by scattermoe"),
     ({"load_in_8bit": True}, "a packed base that is trained in full"),
