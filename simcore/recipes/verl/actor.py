@@ -27,6 +27,7 @@ _LEARNED: Final = ("gpt2", "mpt")
 """Families with a table of learned positions."""
 _OVERRIDE: Final = f"{MODEL}.override_config"
 ROWS: Final = (
+    Idle((f"{_FSDP}.grad_offload",), "a key of releases up to 0.2: gradients are freed behind each step"),
     Says(f"{_FSDP}.param_offload", "rl.param_offload", "flag"),
     Says(f"{_FSDP}.optimizer_offload", "rl.optimizer_offload", "flag"),
     Says(f"{_FSDP}.forward_prefetch", "framework_options.forward_prefetch", "flag"),

@@ -32,6 +32,7 @@ _AS_ACTORS: Final = (("use_orig_params", False), ("forward_prefetch", False), ("
 """Settings of FSDP that must be the actor's, with their defaults."""
 _ROWS: Final = (
     Says("critic.strategy", "", "text", idle={"fsdp": "the default"}, words={None: None}, what="a critic over"),
+    Idle((f"{_FSDP}.grad_offload",), "a key of releases up to 0.2: gradients are freed behind each step"),
     Says(f"{_FSDP}.param_offload", "rl.critic.param_offload", "flag"),
     Says(f"{_FSDP}.optimizer_offload", "rl.critic.optimizer_offload", "flag"),
     Says(f"{_FSDP}.wrap_policy.min_num_params", "", idle={0: "layers are units"}, words={None: None},
