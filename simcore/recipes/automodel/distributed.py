@@ -88,6 +88,11 @@ def read_distributed(reader: Reader, draft: Draft) -> None:
     draft.refuse(reader.take("distributed.pipeline.module_fqns_per_model_part"), "modules of stages of one's own")
     draft.refuse(reader.take("distributed.pipeline.pp_schedule_csv"), "a schedule of one's own")
     draft.refuse(reader.take("distributed.tp_plan"), "a plan of tensor parallelism of one's own")
+    older = reader.flag("distributed.use_hf_tp_plan")
+    if older is not None and older.value and sizes["tp"] is not None and sizes["tp"].value > 1:
+        draft.refuse(older, "transformers' own plan of matrices, by a key of releases up to 0.2")
+    else:
+        draft.idle(older, "nothing is cut by it: tp is 1, or it is off")
     sequences = reader.flag("distributed.sequence_parallel")
     if sizes["tp"] is not None and sizes["tp"].value > 1:
         draft.put("training.sequence_parallel", sequences)

@@ -27,6 +27,8 @@ __all__ = ["VLM_RECIPE", "read_images"]
 
 VLM_RECIPE: Final = "FinetuneRecipeForVLM"
 """Class of recipes whose samples have images."""
+_WITH_TOWER: Final = "ForImageTextToText"
+"""Part of the name of the class that loads a model with its tower."""
 _DATASETS: Final = "components/datasets/vlm/datasets.py"
 _ONE_IMAGE: Final = ("make_rdr_dataset", "make_cord_v2_dataset", "make_medpix_dataset",
                      "make_shopify_product_catalogue_dataset")
@@ -59,7 +61,7 @@ _PIXELS: Final = ("processor.min_pixels", "processor.max_pixels")
 def read_images(reader: Reader, draft: Draft) -> None:
     """Writes the number of images of a sequence, or asks for it, and what the recipe freezes of the model."""
     kind = reader.text("recipe._target_" if reader.is_mapping("recipe") else "recipe")
-    sees = kind is not None and kind.value.endswith(VLM_RECIPE)
+    sees = kind.value.endswith(VLM_RECIPE) if kind is not None else _is_older(reader, draft)
     name = draft.values.get("model", draft.answers.settings.get("model", ""))
     parts = tower_of(name.get("config", "") if isinstance(name, dict) else str(name))
     if not sees:
@@ -75,6 +77,18 @@ def read_images(reader: Reader, draft: Draft) -> None:
                     "image_processing_gemma4.py get_aspect_ratio_preserving_size")
     _read_frozen(reader, draft, parts)
     read_rows(reader, draft, _ROWS)
+
+
+def _is_older(reader: Reader, draft: Draft) -> bool:
+    """True for a recipe without a class, as releases up to 0.3 have them, whose model is loaded with its tower.
+
+    The command said it there: `automodel finetune vlm` (0.3.0 `_cli/app.py`).
+    """
+    sees = _WITH_TOWER in str(reader.look("model._target_"))
+    if sees:
+        draft.release_default("recipe", VLM_RECIPE, "the command `automodel finetune vlm`, by the class of the model",
+                              "0.3.0 _cli/app.py")
+    return sees
 
 
 def _read_packs(reader: Reader, draft: Draft) -> bool:

@@ -87,6 +87,10 @@ def _read_kind(reader: Reader, draft: Draft) -> bool:
     if kind is not None and kind.value.rpartition(".")[2] not in _RECIPES:
         draft.refuse(kind, f"only {' and '.join(_RECIPES)} are read", always=True)
         return False
+    if kind is None and (teacher := reader.matching("teacher_model.*")):
+        draft.refuse(teacher[0], "distillation from a teacher", always=True)
+        draft.idle(teacher[1:], "of a recipe that is refused")
+        return False
     draft.infer("framework", "automodel", "the class of the recipe", kind)
     return True
 

@@ -42,7 +42,10 @@ ADAPTER_ROWS: Final = (
     Off("lora_on_cpu", "adapters on the host"),
     Unmodelled(("relora",), "every jagged_restart_steps steps, before anything is computed, adapters are merged module "
                "by module and states are pruned (monkeypatch/relora.py): the steps between are counted"),
-    Idle(("relora_*", "peft.loftq_config.*", "peft_init_lora_weights"), "first values of adapters, restarts"),
+    Unmodelled(("relora_steps",), "adapters are merged every so many steps (a key of releases up to 0.9): the steps "
+               "between are counted"),
+    Idle(("relora_*", "relora_warmup_steps", "relora_anneal_steps", "peft.loftq_config.*",
+          "peft_init_lora_weights"), "first values of adapters, restarts"),
 )
 BASE_ROWS: Final = (
     Says("bnb_config_kwargs.bnb_4bit_use_double_quant", "training.quantization.double_quant", "flag"),

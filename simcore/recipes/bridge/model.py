@@ -90,7 +90,9 @@ def read_model(reader: Reader, draft: Draft) -> None:
     else:
         draft.use(target)
         give_up(draft, target.where if target else draft.path, "not yet: the model of this recipe "
-                f"({kind or 'no class'}): read are models by their Hugging Face name or by their sizes")
+                f"({kind or 'no class'}): read are models by their Hugging Face name or by their sizes"
+                + ("" if kind else ". A file that only changes a recipe (--config-file) is read as overrides in the "
+                   "launch that names the recipe, such as train.global_batch_size=64"))
 
 
 def _read_named(reader: Reader, draft: Draft, name: Taken[str]) -> None:

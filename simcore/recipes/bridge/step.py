@@ -178,6 +178,11 @@ def _read_single(reader: Reader, draft: Draft, *, on: bool) -> None:
         draft.refuse(single, "recipes of single linears that are no list of [pattern, recipe]")
 
 
+_DTYPES: Final = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.uint8": "fp8"}
+"""Formats of moments as a YAML of overrides has them (main 067f987d
+`training/utils/omegaconf_utils.py:499` makes them again), by the scenario's word."""
+
+
 def read_states(reader: Reader, draft: Draft) -> None:
     """Writes who holds states of the optimizer, and their formats."""
     precise, momentum = reader.flag("optimizer.use_precision_aware_optimizer"), reader.number("optimizer.sgd_momentum")
@@ -187,8 +192,8 @@ def read_states(reader: Reader, draft: Draft) -> None:
         draft.idle(momentum, "momentum is SGD's")
     first, second = reader.text("optimizer.exp_avg_dtype"), reader.text("optimizer.exp_avg_sq_dtype")
     draft.use(precise, why="off, as without it")
-    draft.use(first, second, why="training.optimizer.moments says it" if first and first.value != "fp32" else
-              "moments in fp32, as without it")
+    draft.use(first, second, why="training.optimizer.moments says it" if first and _DTYPES.get(
+        first.value, first.value) != "fp32" else "moments in fp32, as without it")
     draft.use(reader.text("optimizer.main_grads_dtype"), why="the format in which the optimizer takes gradients, which "
               "are those of their buffer (Megatron-LM core/optimizer/distrib_optimizer.py)")
     rest = reader.flag("optimizer.store_param_remainders")
@@ -197,10 +202,10 @@ def read_states(reader: Reader, draft: Draft) -> None:
     draft.use(rest, why="masters are what parameters lack, as with the precision-aware optimizer without it")
     if rest is not None and not rest.value:
         give_up(draft, rest.where, "not yet: optimizer.store_param_remainders: whole masters beside parameters")
-    if first is not None and first.value != "fp32":
-        draft.put("training.optimizer.moments", first)
-    squares = second.value if second is not None else "fp32"
-    if second is not None and squares != (first.value if first is not None else "fp32"):
+    sums, squares = (_DTYPES.get(one.value, one.value) if one else "fp32" for one in (first, second))
+    if first is not None and sums != "fp32":
+        draft.put("training.optimizer.moments", first, sums)
+    if second is not None and squares != sums:
         give_up(draft, second.where, "not yet: moments of two formats")
     offload = reader.flag("optimizer.optimizer_cpu_offload")
     share = reader.number("optimizer.optimizer_offload_fraction")

@@ -40,6 +40,9 @@ def processes_of(starters: Sequence[Starter], path: str, headers: Allocation,
     if last.kind == NEMO_RL:
         return None
     if last.kind == "python":
+        if visible is not None and visible.value > 1:
+            raise InputError(Problem(where, f"not yet: one process over {visible.value} GPUs ({visible.where}), to "
+                                            "which the Trainer gives copies of the model (torch's DataParallel)"))
         return Number(1, where)
     if last.kind == "srun":
         return Number(_of_tasks(job, where), where)
@@ -115,8 +118,8 @@ def _of_nodes(starter: Starter, options: Options, job: Allocation, where: str, c
               by_slurm: bool) -> Number | None:
     """Processes of torchrun, deepspeed and automodel: those of a node times the nodes."""
     if starter.kind == "deepspeed":
-        options.refuse("which GPUs of which hosts", "--include", "-i", "--exclude", "-e", "--hostfile", "-H")
-        each, nodes = options.number("--num_gpus"), options.number("--num_nodes")
+        options.refuse("which GPUs of which hosts", "--exclude", "-e", "--hostfile", "-H")
+        each, nodes = _included(options) or options.number("--num_gpus"), options.number("--num_nodes")
     else:
         each = _each(options, starter)
         nodes = _nodes(options)
@@ -137,6 +140,18 @@ def _of_nodes(starter: Starter, options: Options, job: Allocation, where: str, c
         raise InputError(Problem(each.where, f"{each.value} processes a node, which has {job.gpus_per_node.value} GPUs "
                                              f"({job.gpus_per_node.where})"))
     return Number(each.value * count, where)
+
+
+def _included(options: Options) -> Number | None:
+    """GPUs of the one host that `--include HOST:0,1,2` lists (deepspeed 0.19.6 launcher/runner.py); None without it."""
+    word = options.word("--include", "-i")
+    if word is None:
+        return None
+    host, _, listed = word.text.partition(":")
+    count = visible_gpus(listed) if host == "localhost" and listed else None
+    if not count:
+        options.refuse("which GPUs of which hosts", "--include", "-i")
+    return Number(count or 1, f"{options.path}:{word.line} --include")
 
 
 def _each(options: Options, starter: Starter) -> Number | None:

@@ -47,6 +47,7 @@ _PREPARES: Final = re.compile(
 _TRAINS: Final = re.compile(r"train|sft|dpo|grpo|finetun|fine_tun|tune", re.IGNORECASE)
 _TWO_VALUES: Final = frozenset({"-mca", "--mca", "-gmca", "--gmca"})
 _MODULE: Final = frozenset({"-m", "--module"})
+_NAMES_MODEL: Final = "--model_name_or_path"
 _PYTHON: Final = re.compile(r"python[0-9.]*")
 _WITHIN: Final = frozenset({"env", "time", "numactl", "nsys", "uv", "run", "poetry", "exec", "bash"})
 _NO_TRAINING: Final = frozenset({"echo", "printf", "pip", "pip3", "conda", "export", "which", "cd", "apt", "apt-get",
@@ -86,7 +87,18 @@ def starters_of(words: Sequence[Word]) -> tuple[Starter, ...]:
         if kind not in ("srun", "mpirun"):
             break
         rest = behind[end:]
-    return tuple(found)
+    return tuple(found) or _alone(words)
+
+
+def _alone(words: Sequence[Word]) -> tuple[Starter, ...]:
+    """Python as the launcher of one process: a program of transformers' Trainer without another one around it."""
+    at = next((number for number, word in enumerate(words) if _PYTHON.fullmatch(_base(word))), None)
+    if at is None or not any(word.text.partition("=")[0] == _NAMES_MODEL for word in words[at:]):
+        return ()
+    before = words[:at]
+    if any(_base(word) not in _WITHIN and "=" not in word.text and not word.text.startswith("-") for word in before):
+        return ()
+    return (Starter("python", words[at], (), tuple(words[at + 1:])),)
 
 
 def _first(words: Sequence[Word]) -> int | None:

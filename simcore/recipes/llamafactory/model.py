@@ -9,7 +9,7 @@ from simcore.recipes.huggingface.config_fields import BALANCED
 from simcore.recipes.huggingface.modules import family_of, is_dense
 from simcore.recipes.huggingface.named_model import read_named_model, read_remote_code
 from simcore.recipes.huggingface.trainer import SWITCHES
-from simcore.recipes.reader import Reader
+from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Row, Unmodelled, leave_out, read_rows
 
 __all__ = ["read_model"]
@@ -69,7 +69,10 @@ def read_model(reader: Reader, draft: Draft) -> None:
 
 def _read_attention(reader: Reader, draft: Draft, family: str) -> None:
     """Writes the attention; `auto` is transformers' own choice, but for two families."""
-    asked = reader.text("flash_attn")
+    asked = reader.text("flash_attn") if not isinstance(reader.look("flash_attn"), bool) else None
+    older = reader.flag("flash_attn") if asked is None else None
+    if older is not None:  # the switch of releases up to 0.6 (llmtuner/model/patcher.py configure_attention)
+        asked = Taken("fa2" if older.value else _AUTO, older.path, older.where, older.reader)
     name = asked.value if asked else _AUTO
     key = "framework_options.attn_implementation"
     if family == "gpt_oss":

@@ -33,6 +33,8 @@ __all__ = [
 
 
 WITHOUT_EFFECT: Final = (
+    Idle(("--log-batch-size-to-tensorboard", "--log-learning-rate-to-tensorboard", "--data-impl", "--DDP-impl"),
+         "arguments of releases before core: logging, how samples are stored, the one way of data parallelism"),
     Idle(("--log-*", "--no-log-*", "--disable-log-*", "--timing-log-*", "--tensorboard-*", "--wandb-*",
          "--one-logger-*", "--no-one-logger", "--config-logger-dir", "--logging-level", "--moe-per-layer-logging",
          "--app-tag-*", "--otel-*", "--nvtx-ranges", "--record-shapes", "--record-memory-history",

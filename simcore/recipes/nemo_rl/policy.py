@@ -43,6 +43,7 @@ _ROWS: Final = (
     Unmodelled(("policy.router_replay.enabled",), "numbers of each token's experts lie on the devices of engine and "
                "policy, 4 bytes for each layer and choice: left out", (False, None)),
     Off("policy.activation_checkpointing_enabled", "checkpointing by a key that nothing reads"),
+    Off("policy.fsdp_offload_enabled", "offload under FSDP 1, the worker of releases up to 0.2", "off"),
 )
 
 

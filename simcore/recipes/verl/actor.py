@@ -30,6 +30,7 @@ _OVERRIDE: Final = f"{MODEL}.override_config"
 _DROPOUTS: Final = ("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop")
 """Fields that are shares of numbers which are dropped; of a configuration without one nothing reads it."""
 ROWS: Final = (
+    Idle((f"{_FSDP}.grad_offload",), "a key of releases up to 0.2: gradients are freed behind each step"),
     Says(f"{_FSDP}.dtype", "", "text", idle={"bfloat16": "as it is simulated", "bf16": "as it is simulated"},
          words={None: None}, what="gathered parameters in"),
     Says(f"{ACTOR}.optim.optimizer", "training.optimizer.name", "text", {"AdamW": "adamw", "Adam": "adam"},

@@ -33,6 +33,7 @@ _AS_ACTORS: Final = (("use_orig_params", False), ("forward_prefetch", False), ("
 _AS_SECOND: Final = (("offload_policy", False), ("reshard_after_forward", True), ("fsdp_size", -1))
 """Settings of FSDP that must be the actor's, with their defaults."""
 _ROWS: Final = (
+    Idle((f"{_FSDP}.grad_offload",), "a key of releases up to 0.2: gradients are freed behind each step"),
     Says(f"{_FSDP}.wrap_policy.min_num_params", "", idle={0: "layers are units"}, words={None: None},
          what="units by their size:"),
     Off(f"{_FSDP}.wrap_policy.disable", "the whole model as one unit"),

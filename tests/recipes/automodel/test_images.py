@@ -194,3 +194,17 @@ def test_both_towers_of_an_omni_model_are_frozen_by_their_names() -> None:
     assert not found.refused
     adapted = imported(OMNI + "peft: {dim: 8, exclude_modules: ['*vision_model*', '*sound*']}\n")
     assert adapted.values["training"]["lora"]["exclude_modules"] == ["*vision_model*", "*sound*", "*vision_projector*"]
+
+
+def test_a_recipe_without_a_class_is_of_the_older_command() -> None:
+    """0.3.0 `_cli/app.py`: `automodel finetune vlm`; the class of the model says so."""
+    found = imported(RECIPE.replace("recipe: FinetuneRecipeForVLM\n", ""))
+    found.expect_complete()
+    assert found.values["training"]["frozen"] == ["model.vision_tower"]
+    assert [one.kind for one in found.left if one.key == "recipe"] == ["default"]
+
+
+def test_a_teacher_is_refused_by_name() -> None:
+    plain = RECIPE.replace("recipe: FinetuneRecipeForVLM\n", "")
+    found = imported(plain + "teacher_model: {_target_: x, pretrained_model_name_or_path: qwen3-8b}\nkd_ratio: 0.5\n")
+    assert [one.message for one in found.refused] == ["not yet: teacher_model._target_: distillation from a teacher"]

@@ -38,3 +38,10 @@ def test_layers_that_no_recipe_of_fp8_keeps_in_bf16_are_not(tmp_path: Path) -> N
 def test_a_head_in_8_bits_is_an_option(tmp_path: Path, name: str, on: bool | None) -> None:
     """Megatron-Bridge 067f987d perf_recipes/deepseek/b300/deepseek_v3.py:154."""
     assert value(imported(tmp_path, name), "framework_options.fp8_output_proj") is on
+
+
+def test_formats_of_moments_may_be_said_as_torch_says_them(tmp_path: Path) -> None:
+    """Main 067f987d training/utils/omegaconf_utils.py:499."""
+    said = "optimizer.exp_avg_dtype=torch.bfloat16 optimizer.exp_avg_sq_dtype=torch.bfloat16"
+    found = imported(tmp_path, f"deepseek_v3_pretrain_256gpu_b200_nvfp4_config {said}")
+    assert value(found, "training.optimizer.moments") == "bf16"

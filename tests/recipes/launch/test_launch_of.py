@@ -15,6 +15,7 @@ from simcore.recipes.imported import Imported, read_known
 from simcore.recipes.importing import import_recipe
 from simcore.recipes.launch.arguments import unknown_of
 from simcore.recipes.launch.launch_of import Launch, launch_of
+from simcore.recipes.launch.options import Number
 
 HEADERS = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gpus-per-node=8\n"
 SCRIPT = """\
@@ -108,7 +109,7 @@ def test_what_is_left_to_the_machine_is_not_said(text: str) -> None:
     ("echo torchrun a.py\npython a.py", "run.sh: has no launch command that is read (torchrun, srun,"),
     ("$(rm -rf a)", "run.sh:1: starts $(rm -rf a), which is not known"),
     ("mpirun python a.py", "-np is missing"),
-    ("deepspeed --include localhost:0,1 a.py", "run.sh:1: deepspeed: not yet: --include"),
+    ("deepspeed --include worker-1:0,1 a.py", "run.sh:1: deepspeed: not yet: --include"),
     ("torchrun --nproc-per-node 8 launch.sh", "torchrun starts launch.sh, which is not read"),
     ("automodel other.yaml --nproc-per-node 8", "run.sh:1: starts a training with other.yaml, not with mine.yaml"),
     ("srun -n 8 -G 4 python a.py", "starts 8 processes, the job has 4 GPUs (run.sh:1)"),
@@ -419,3 +420,17 @@ def test_an_unknown_option_of_accelerate_is_an_error(tmp_path: Path) -> None:
 def test_a_variable_that_is_set_to_nothing_is_told() -> None:
     found = read("\nexport NCCL_DEBUG= OWN=\ntorchrun --nproc-per-node 2 -m axolotl.cli.train mine.yaml").environment
     assert [(name, value, where.rpartition(":")[2]) for name, value, where in found] == [("NCCL_DEBUG", "", "2")]
+
+
+def test_gpus_that_deepspeed_includes_of_its_own_host_are_its_processes() -> None:
+    assert read("deepspeed --include localhost:1,2,5 a.py").gpus == Number(3, "run.sh:1 deepspeed")
+
+
+def test_a_program_of_the_trainer_without_a_launcher_is_one_process() -> None:
+    alone = read("CUDA_VISIBLE_DEVICES=3 python src/train.py --model_name_or_path qwen3-8b --bf16")
+    assert (alone.kind, alone.gpus) == ("python", Number(1, "run.sh:1 python"))
+    assert [one.path for one in alone.overrides] == [("model_name_or_path",), ("bf16",)]
+    with pytest.raises(InputError, match=r"one process over 2 GPUs .*DataParallel"):
+        read("CUDA_VISIBLE_DEVICES=0,1 python src/train.py --model_name_or_path qwen3-8b")
+    with pytest.raises(InputError, match="has no launch command"):
+        read("python src/tokens.py --tokenizer qwen3-8b")

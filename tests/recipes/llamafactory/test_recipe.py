@@ -311,3 +311,16 @@ def test_keys_of_inference_are_not_told_as_files() -> None:
     """LLaMA-Factory ff6d4d12 hparams/model_args.py."""
     told = {one.key: one.why for one in imported({**FULL, "use_kv_cache": True, "infer_dtype": "auto"}).left}
     assert told["use_kv_cache"] == told["infer_dtype"] == "inference and export: not part of a step"
+
+
+def test_the_switch_of_older_releases_for_flash_attention_is_followed() -> None:
+    """Releases up to 0.6: llmtuner/hparams/model_args.py flash_attn: bool."""
+    on, off = imported({**FULL, "flash_attn": True}), imported({**FULL, "flash_attn": False})
+    assert on.values["framework_options"]["attn_implementation"] == "flash_attention_2"
+    assert "attn_implementation" not in off.values.get("framework_options", {})
+
+
+def test_keys_of_older_releases_are_told() -> None:
+    found = imported({**FULL, "ray_run_name": "a", "ray_storage_path": "b", "resources_per_worker": {"GPU": 1},
+                      "visual_inputs": True})
+    assert not found.unknown
