@@ -147,7 +147,7 @@ def section(seen: Sequence[Seen], noise: Mapping[str, float]) -> str:
             farther=by[ALL].farther, rows=len(left), mean=by[ALL].mean, low=by[ALL].low, high=by[ALL].high,
             correlation=round(moves.correlation, 2) + 0.0, blind=blind(moves)),
         REFITS.format("; ".join(starmap(_refit, _stored("refits.json").items()))),
-        WORSE.format(beyond=", ".join(beyond(by)) or "none", larger=_list(larger(left, noise))),
+        WORSE.format(beyond=", ".join(beyond(by)) or "none", larger=_list(larger(left, noise), _rules(left, noise))),
         CAUSED, table(WHY, caused(left, noise)),
         "Of physics, by rule: " + "; ".join(f"{what} ({len(rows)})" for what, rows in ruled(left, noise).items()) + ".",
         "Memory that is farther:", table(("run", "quantity", "then", "now", "why"), farther)])
@@ -178,8 +178,18 @@ def _refit(commit: str, found: Mapping[str, Any]) -> str:
             f" ({found['low']} to {found['high']}), at medians of errors of {middle:.1%} ({low:.1%} to {high:.1%})")
 
 
-def _list(found: Mapping[str, tuple[float, float]]) -> str:
-    return ", ".join(f"{name} ({then:.1%}, now {now:.1%})" for name, (then, now) in found.items()) or "none"
+def _rules(left: Sequence[Seen], noise: Mapping[str, float]) -> dict[str, str]:
+    """What changed the physics of each source's rows that are farther by it."""
+    of, found = {one.rows[0]: one.source for one in left}, defaultdict(list)
+    for what, rows in ruled(left, noise).items():
+        for source in dict.fromkeys(of[row] for row in rows):
+            found[source].append(what)
+    return {source: "; ".join(each) for source, each in found.items()}
+
+
+def _list(found: Mapping[str, tuple[float, float]], rules: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} ({then:.1%}, now {now:.1%}: {rules.get(name, 'by the fit')})"
+                     for name, (then, now) in found.items()) or "none"
 
 
 HEAD: Final = ("observations", "number", "median then", "median now", "nearer", "farther",
