@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from types import ModuleType
 from typing import Any
@@ -96,3 +97,46 @@ def test_parts_add_up_and_shares_of_then_take_the_place_of_todays(monkeypatch: p
     assert older.overlap.expert == now.overlap.expert
     assert older.host.step == now.host.step
     assert older.host.step.si + older.host.statistics.si == pytest.approx(0.037)
+
+
+def test_refits_of_a_fit_that_rests_on_one_group_move_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two factors: one is told by many groups alike, the other by two groups that contradict each other."""
+    refits = module("changes_refits", monkeypatch)
+    lines = [[[f"steady {n}"], ["s", "f", f"{n}"], 0.0, {"steady": 1.0}] for n in range(12)]
+    lines += [[[f"torn {n}"], ["t", "f", f"{n}"], (-1) ** n * 0.15, {"torn": 1.0}] for n in range(4)]
+    told = {"factors": {"steady": 0.1, "torn": 0.3}, "point": {"steady": 0.0, "torn": 0.0}, "lines": lines}
+    fit, groups = refits.read_fit(told)
+    assert fit.solved(np.ones(16)) == pytest.approx([0.0, 0.0], abs=1e-3)
+    errors = refits.drawn(fit, groups, draws=12)
+    assert np.abs(errors[:, :12]).max() < 1e-6
+    found = refits.counted(errors, np.full(16, 0.02))
+    assert (found["configurations"], found["medians"]) == (16, [0.0, 0.0, 0.0])
+    assert 0.0 < found["mean"] < 4.0
+
+
+def test_a_row_is_predicted_without_its_own_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    refits = module("changes_refits", monkeypatch)
+    lines = [[["a"], ["s", "f", "a"], 0.1, {"k": 1.0}], [["b"], ["s", "f", "b"], 0.0, {}]]
+    fit, groups = refits.read_fit({"factors": {"k": 10.0}, "point": {"k": 0.0}, "lines": lines})
+    assert fit.at(fit.solved(np.ones(2))) == pytest.approx([0.0, 0.0], abs=1e-3)
+    assert refits.left_out(fit, groups, np.ones(2)) == pytest.approx([0.1, 0.0])
+
+
+def test_refits_are_of_the_lines_that_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    refits = module("changes_refits", monkeypatch)
+    stored = json.loads((refits.CHANGES / "refits.json").read_text(encoding="utf-8"))
+    assert stored
+    for commit, found in stored.items():
+        told = json.loads((refits.CHANGES / f"lines-{commit}.json").read_text(encoding="utf-8"))
+        fit, groups = refits.read_fit(told)
+        assert (found["factors"], found["configurations"]) == (len(told["factors"]), len(groups))
+        fitted = np.median(np.abs(np.expm1(fit.errors)))
+        assert fitted < found["medians"][0] < found["medians"][1] < found["medians"][2] < 2 * fitted
+        assert 0 < found["low"] < found["mean"] < found["high"] < found["configurations"] / 2
+
+
+def test_each_row_that_is_farther_by_physics_has_a_rule(worse: Any) -> None:
+    seen, noise = importlib.import_module("changes_seen").read()
+    left = [one for one in seen if one.kind == worse.LEFT and one.moved(noise) > 0]
+    causes = [worse.cause_of(worse.causes()[one.rows[0]]) for one in left]
+    assert sum(map(len, worse.ruled(left, noise).values())) == causes.count("physics")

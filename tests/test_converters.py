@@ -323,3 +323,11 @@ def test_a_recipe_of_nemo_rl_is_the_one_that_is_printed() -> None:
         assert str(word) in told or "agents" in told or "64n8g" in told, told
     told = convert(changed(row, ("config", "generated"), 1024))["not_modelled"]
     assert "sequences of a step 1024 printed, 512 in the recipe" in told
+
+
+def test_rows_of_automodels_benchmark_run_the_norm_of_their_files() -> None:
+    """`rms_norm: te` in the file of each model whose layers are of 0.7.0; releases before have one kind."""
+    for row in map(json.loads, (TRUTH / "measured" / "automodel-perf.jsonl").read_text(encoding="utf-8").splitlines()):
+        own = row.get("scenario") and not {"framework_version", "implementation"} & set(row["scenario"])
+        if own and "lora" not in row["id"]:
+            assert row["scenario"]["framework_options"]["backend.rms_norm"] == "te", row["id"]

@@ -39,6 +39,8 @@ def blog(run):
 
 
 # ---- tables of performance ------------------------------------------------------------------------------------------
+TE_NORM = {"backend.rms_norm": "te"}
+"""As these files say (`model.backend`); layers of releases before 0.7.0 have one norm."""
 OSS_120B = over("gpt-oss-20b", num_hidden_layers=36, num_local_experts=128)
 QWEN_32B = over("qwen2.5-7b", hidden_size=5120, intermediate_size=27648, num_hidden_layers=64, num_attention_heads=40,
                 num_key_value_heads=8)
@@ -54,10 +56,11 @@ PERF_MODELS = {  # model, loss, options, and what else the file says
         NANO, "masked", {"dispatcher": "deepep", "enable_fsdp_optimizations": True, "attn": "sdpa"},
         {"framework_version": "0.3.0"}),
     "Nemotron V3 Ultra 550B (26.04)": (over("nemotron-3-ultra-550b-a55b", mtp_num_layers=2), "auto",
-                                       {"dispatcher": "deepep"}, {}),
-    "Qwen3 MoE 30B": ("qwen3-30b-a3b", "masked", {"dispatcher": "deepep", "enable_fsdp_optimizations": True}, {}),
-    "GPT-OSS 20B": ("gpt-oss-20b", "masked", {"dispatcher": "deepep", "attn": "flex"}, {"ep": 8}),
-    "GPT-OSS 120B": (OSS_120B, "masked", {"dispatcher": "deepep", "attn": "flex"}, {"ep": 64}),
+                                       TE_NORM | {"dispatcher": "deepep"}, {}),
+    "Qwen3 MoE 30B": ("qwen3-30b-a3b", "masked", TE_NORM | {
+        "dispatcher": "deepep", "enable_fsdp_optimizations": True}, {}),
+    "GPT-OSS 20B": ("gpt-oss-20b", "masked", TE_NORM | {"dispatcher": "deepep", "attn": "flex"}, {"ep": 8}),
+    "GPT-OSS 120B": (OSS_120B, "masked", TE_NORM | {"dispatcher": "deepep", "attn": "flex"}, {"ep": 64}),
     "gpt-oss-120b": NOT_WRITTEN,
     "Qwen2.5 7B": ("qwen2.5-7b", "masked_fp32", {}, {"implementation": "hf"}),  # force_hf
     "Qwen2.5 32B": (QWEN_32B, "masked_fp32", PREFETCHED, {}),
