@@ -258,6 +258,7 @@ class Embedding:
     `shared`: multi-token prediction looks tokens up in it too. `window` > 0: a mask for layers that see this many
     tokens, if sequences are as long or longer. `further_dim`: columns of a second pair of rotary tables, 0 none.
     `tower`: number of parts of a vision tower that run before what is made for the layers; the last of them makes it.
+    `streams`: number of residual streams that are made of its output; 0: there is one.
     """
 
     vocab: int
@@ -268,6 +269,7 @@ class Embedding:
     window: int = 0
     further_dim: int = 0
     tower: int = 0
+    streams: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,8 @@ class Architecture:
     attention, - MLP, H hybrid). `buffers`: bytes outside the layers that every rank holds, as (name, bytes), such as
     rotary frequencies. `assumed`: reason for the shape, where it is not published. `ignored`: (field, what is done
     instead, source) for each field of the configuration that the layers' code does not follow. `resting`: parts of a
-    vision tower that is given no images: its parameters are placed, and nothing runs (`without_images`).
+    vision tower that is given no images: its parameters are placed, and nothing runs (`without_images`). `announced`:
+    modules of multi-token prediction that the configuration says, and that no part is.
     """
 
     family: str
@@ -43,11 +44,17 @@ class Architecture:
     assumed: str = ""
     ignored: tuple[tuple[str, str, str], ...] = ()
     resting: tuple[tuple[str, LayerKind], ...] = ()
+    announced: int = 0
 
     @cached_property
     def decoder(self) -> str:
         """The `model_type` of its layers: that of the configuration inside, where a model reads images."""
         return next((kind.family for _, kind in self.parts if kind.block is None), self.family)
+
+    @cached_property
+    def of_border(self) -> int:
+        """Elements of a token between two layers: of all residual streams."""
+        return self.hidden * next((kind.streams.count for _, kind in self.parts if kind.streams), 1)
 
     @cached_property
     def has_tower(self) -> bool:

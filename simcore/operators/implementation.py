@@ -47,7 +47,8 @@ class Implementation:
     registration order, names relative to the layer; raises NotYet for what the code base does not build. `standing`:
     from (kind, workload) of a pipeline stage's layers to the bytes on a rank, by name, of buffers that these layers
     share; `stands_by_chunk`: each of a rank's parts of the model has its own. `stage_stem`: the same of tensors that a
-    stage after the model's first makes for its layers in each microbatch, in the place of the model's stem;
+    stage after the model's first makes for its layers in each microbatch, in the place of the model's stem, and that
+    live until their backward; `stage_passing`: until their forward is over;
     `stage_sections`: the same as recorded sections, before their forward and behind their backward.
     `stage_sends`: bytes of what a stage sends on beside the hidden state of a microbatch, and gets a gradient of.
     `exports_experts_apart`: state dicts for other programs have each expert's matrices as tensors of their own.
@@ -62,6 +63,7 @@ class Implementation:
     tensors: Callable[[LayerKind], tuple[TensorSpec, ...]]
     standing: Callable[[Sequence[tuple[LayerKind, LayerWorkload]]], dict[str, int]] = _nothing
     stage_stem: Callable[[Sequence[tuple[LayerKind, LayerWorkload]]], dict[str, int]] = _nothing
+    stage_passing: Callable[[Sequence[tuple[LayerKind, LayerWorkload]]], dict[str, int]] = _nothing
     stage_sections: Callable[[Sequence[tuple[LayerKind, LayerWorkload]], dict[tuple[str, str], int],
                               dict[tuple[str, str, str], int]], _Sections | None] = _no_sections
     stage_sends: Callable[[Sequence[tuple[LayerKind, LayerWorkload]]], int] = _nothing_sent

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
@@ -24,7 +24,7 @@ from simcore.placement.strategy import ParallelStrategy
 from simcore.recording.options import NO_OPTIONS, ImplementationOptions
 
 __all__ = ["Framework", "LayerwiseShards", "Matches", "Optimizer", "Padding", "Rule", "TensorPolicies", "TensorPolicy",
-           "Unit", "UpdateTime"]
+           "Unit", "UpdateTime", "inner_of"]
 
 
 S = TypeVar("S", bound=ParallelStrategy)
@@ -99,8 +99,13 @@ class TensorPolicies:
     of: tuple[tuple[TensorPolicy, ...], ...]
 
 
-Inner = Literal["", "experts", "adapter", "fp32"]
-"""Submodule inside a layer that is a unit: its experts, one matrix of an adapter, or a module in fp32."""
+Inner = str
+"""Submodule inside a layer that is a unit: "experts", "adapter" (a matrix of it), or a module in fp32 (`inner_of`)."""
+
+
+def inner_of(module: str) -> Inner:
+    """Name of the unit that is a module in fp32, by its path in the layer; "" for the only one of a layer."""
+    return f"fp32:{module}" if module else "fp32"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from simcore.placement.mesh import IntArray
 from simcore.program.outline import Tables
 from simcore.program.row_cache import held
 from simcore.program.tile import OP, SLOT, LayerRows, small_tile, structure
+from simcore.recording.inner_units import ends_backward, module_of
 from simcore.recording.layer import LayerWorkload, RecordedLayer
-from simcore.recording.rows import FP32_BACKWARD_END
 from simcore.recording.tape import HIDDEN, STASH_BORDER, Op, Param
 from simcore.recording.undisturbed import undisturbed
 
@@ -33,8 +33,6 @@ _SINGLE = 15
 """Tiles of a kind beside the pieces of forward and backward."""
 ADAPTER_MARKS = range(8, 12)
 """Marks that a tape puts around a matrix of an adapter that is a separate unit."""
-FP32_MARKS = range(14, 18)
-"""Marks that a tape puts around a module with parameters in fp32 that is a separate unit."""
 _FP32_MODULES = ("._fp32_params.", "mlp.gate.")
 """Parts of the names of their parameters: states of mixers, a router's gate."""
 EXPERTS_MARKS = range(2, 6)
@@ -97,9 +95,16 @@ class LayerPasses:
 
     def inner_grads(self, mark: int) -> tuple[tuple[Param, int, int], ...]:
         """Entries of `grads` that the units inside the layer take at their border `mark`."""
-        if mark in FP32_MARKS:  # a unit that no gradient leaves has no such end: its own go with the layer's
-            return self.fp32_grads if mark == FP32_BACKWARD_END else ()
+        if (module := module_of(mark)) is not None:
+            # A unit that no gradient leaves has no such end: its own go with the layer's.
+            return self._grads_of(module) if ends_backward(mark) else ()
         return self.adapter_grads if mark in ADAPTER_MARKS else self.expert_grads
+
+    def _grads_of(self, module: str) -> tuple[tuple[Param, int, int], ...]:
+        """Entries of `grads` of a module with parameters in fp32, by its path inside the layer; "": of the only one."""
+        if not module:
+            return self.fp32_grads
+        return tuple(grad for grad in self.grads if grad[0].name.startswith(f"{module}."))
 
     @cached_property
     def outer_grads(self) -> tuple[tuple[Param, int, int], ...]:

@@ -211,11 +211,12 @@ class _Walk:
         out.tile(self.edges.mask, chunk.first)
         self._take_in(action, chunk)
         self._stem(chunk, self.edges.stem)
+        self._stem(chunk, self.edges.passing)
         if not chunk.is_first:
             self.past.begin_forward(action.chunk)
         self.inputs.drop()
         self.passes.write((True, action.chunk, self.stash.kept), partial(self._up, chunk))
-        if chunk.is_first and chunk.norm < 0 and chunk.last > chunk.first:
+        if chunk.norm < 0 and (chunk.last > chunk.first or not chunk.is_first):
             self._drop_stem(chunk)
         if not (chunk.is_last or chunk.precedes):
             out.tile(self._behind(chunk.last).send_hidden, chunk.last)
@@ -248,11 +249,14 @@ class _Walk:
             out.tile(self.edges.keep_hidden, layer - 1)
         if layer in chunk.unkept:
             out.tile(self.edges.drop_hidden, layer - 1)
-        if layer == chunk.norm and chunk.is_first:
+        if layer == chunk.norm:
             self._drop_stem(chunk)
 
     def _drop_stem(self, chunk: _Chunk) -> None:
         """Frees what the model's inner part holds for its layers, and of its vision tower, when it has returned."""
+        if not chunk.is_first:
+            self._stem(chunk, self.edges.drop_passing)
+            return
         for layer in (chunk.begun + 1, *chunk.lenders, *chunk.stem_parts):
             self.returned.drop(self.tiles[layer].late, layer, waits=layer == chunk.begun + 1)
 

@@ -362,8 +362,8 @@ def _record(graph: ModelGraph, all_runs: tuple[tuple[tuple[Key, LayerWorkload], 
     kept = small_tile(*((Op.ALLOC, tables.slot(name, "workspace"), size)
                         for name, size in (*[*own.items()] * times, *spaces) if size))
     edges, wide = (edges_of(runs[0][1], [graph.kinds[key[0]].block for key, _ in runs],
-                            graph.architecture.hidden * width, tables, stem, sections,
-                            operators.stage_sends(given)) for width in (1, 2))
+                            graph.architecture.of_border * width, tables, stem, sections,
+                            operators.stage_sends(given), operators.stage_passing(given)) for width in (1, 2))
     shape = _shape(tuple(tables.slots), tuple(tables.comms), structure((kept, *edges.tiles)),
                    tuple((key, kind.shape) for recorded in kinds for key, kind in recorded.items()))
     form = _form_of(tables, kinds, (*edges.tiles, *wide.tiles, kept))

@@ -34,17 +34,19 @@ class Edges:
     """Operations at the ends of a pipeline rank's part of the model, each a tile (a few recorded rows).
 
     They allocate and free the microbatch's tokens and labels, and receive, wait for, send, keep and drop hidden states
-    and their gradients. `stem`: tensors that a stage after the first makes for all of its layers. `mask`: attention
-    mask, exists while forward runs. `keep_hidden`, `keep_grad`: a received tensor that is kept after the layers have
-    used it. `keep_output`: the kept output of the model. `defer`: the head's input and the gradient of its output wait
-    for the end of the step. `keep_beside`: what is sent beside a hidden state, or its gradient. `widen_hidden`: a copy
-    in fp32 of a layer's output that the model has returned.
+    and their gradients. `stem`: tensors that a stage after the first makes for all of its layers; `passing`: those that
+    its forward drops. `mask`: attention mask, exists while forward runs. `keep_hidden`, `keep_grad`: a received tensor
+    that is kept after the layers have used it. `keep_output`: the kept output of the model. `defer`: the head's input
+    and the gradient of its output wait for the end of the step. `keep_beside`: what is sent beside a hidden state, or
+    its gradient. `widen_hidden`: a copy in fp32 of a layer's output that the model has returned.
     """
 
     tokens: LayerRows
     drop_tokens: LayerRows
     stem: LayerRows
     drop_stem: LayerRows
+    passing: LayerRows
+    drop_passing: LayerRows
     mask: LayerRows
     drop_mask: LayerRows
     receive_hidden: LayerRows
@@ -74,14 +76,15 @@ class Edges:
 
 def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: Tables,
              stem: Mapping[str, int] = NO_STEM, sections: tuple[Section, Section] | None = None,
-             beside: int = 0) -> Edges:
+             beside: int = 0, passing: Mapping[str, int] = NO_STEM) -> Edges:
     """`Edges` of a rank's part of the model: sizes of its inputs and outputs for one microbatch.
 
     `blocks`: blocks of its layers (embedding, head, loss, ...); `hidden`: elements of a token that crosses a border.
     Tokens and labels are as large as `ImplementationOptions.bytes_of_tokens` says. Hidden states are split over tp if
     the framework runs sequence parallelism. `stem`: bytes by name (`Implementation.stage_stem`); `sections`, if there
     are any, stand in its place (`Implementation.stage_sections`). Stages with an embedding or a loss receive the data
-    loader's mask, a byte for each pair of positions. `beside`: bytes that cross with a hidden state.
+    loader's mask, a byte for each pair of positions. `beside`: bytes that cross with a hidden state. `passing`: as
+    `stem`, of `Implementation.stage_passing`.
     """
     tokens, border = tables.slot("input_ids_and_labels", "input"), tables.comm("send_recv", "pp", run.compute)
     of_tokens = run.options.bytes_of_tokens(run.batch, run.seq, run.cp)
@@ -94,7 +97,8 @@ def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: 
     vocab //= 1 if run.options.outputs_whole_vocabulary else run.tp
     output, of_output = tables.slot("returned_output", "activation"), run.tokens * vocab * dtype_bytes(run.compute)
     waiting, returned = tables.slot("deferred_head", "activation"), _returned(run, of_hidden, tables)
-    made = [(tables.slot(name, "activation"), size) for name, size in stem.items()]
+    made, passed = ([(tables.slot(name, "activation"), size) for name, size in some.items()] for some in (
+        stem, passing))
     of_head, sent = of_hidden + of_output, [(tables.slot("sent_beside", "activation"), beside)] * bool(beside)
     (receive, wait, send), (receive_grad, wait_grad, send_grad) = (
         _messages(border, of_hidden + beside, handle) for handle in BORDER_HANDLES)
@@ -103,7 +107,7 @@ def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: 
     return Edges(
         small_tile((Op.ALLOC, tokens, of_tokens), *_allocs(images)),
         small_tile((Op.FREE, tokens, -of_tokens), *_frees(images)),
-        before, behind,
+        before, behind, small_tile(*_allocs(passed)), small_tile(*_frees(passed)),
         small_tile(*((Op.ALLOC, mask, of_mask),) * squares), small_tile(*((Op.FREE, mask, -of_mask),) * squares),
         small_tile((Op.ALLOC, HIDDEN, of_hidden), receive), small_tile(wait), small_tile(send),
         small_tile((Op.ALLOC, HIDDEN, of_hidden)), small_tile((Op.FREE, HIDDEN, -of_hidden)),

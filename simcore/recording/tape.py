@@ -61,8 +61,8 @@ from simcore.recording.rows import (
 from simcore.units import DTYPE_BYTES
 
 __all__ = ["COMPUTE_STREAM", "GRADIENTS_BEGIN", "GRAD_HIDDEN", "HIDDEN", "INNER_BACKWARD_BEGIN", "INNER_BACKWARD_END",
-           "INNER_FORWARD_BEGIN", "INNER_FORWARD_END", "RECOMPUTE_BEGIN", "RECOMPUTE_END", "STASH_BORDER", "Kernel",
-           "Node", "Op", "Param", "Row", "Section", "Storage", "Stream", "Tape", "Tensor"]
+           "INNER_FORWARD_BEGIN", "INNER_FORWARD_END", "RECOMPUTE_BEGIN", "RECOMPUTE_END", "STASH_BORDER", "Backward",
+           "Kernel", "Node", "Op", "Param", "Row", "Section", "Storage", "Stream", "Tape", "Tensor"]
 
 
 @dataclass(slots=True, eq=False)

@@ -29,7 +29,10 @@ ATTENTION_OPTION: Final = "attn_implementation"
 ATTENTIONS: Final = (None, "eager", "sdpa", "flash_attention_2")
 CHOOSING: Final = ("tilelang",)
 """Values of attn whose kernels read the keys alone that an indexer has chosen."""
-BACKENDS: Final = ("te", "sdpa", "flex", *CHOOSING)
+BACKENDS: Final = ("te", "sdpa", "flex", "torch", *CHOOSING)
+OF_STREAMS: Final = "deepseek_v4"
+"""Decoder with attention of its own: TileLang's kernels, or torch's operators whatever else is asked."""
+_UNSUPPORTED: Final = "0.7.0 components/attention/utils.py initialize_attn_module_and_func"
 _KERNEL_SIZES: Final = (512, 64)
 _AT: Final = f"framework_options.{ATTENTION_OPTION}"
 
@@ -98,6 +101,8 @@ def attention_library(job: Draft, options: dict[str, object]) -> str:
     if options.get(ATTENTION_OPTION) is not None:
         return torch_libraries(job, options).attention
     _check_indexer(job, options)
+    if options.get("attn") == "torch" and job.graph.architecture.decoder != OF_STREAMS:
+        raise job.illegal("framework_options.attn", "Unsupported attention implementation: torch", _UNSUPPORTED)
     backend = job.auto("framework_options.attn", str(options.get("attn", "auto")), *_backend_by_default(job))
     if backend != "sdpa":
         job.refuse_idle(options, "sdpa_backend", f"with attention by {backend}")
@@ -113,7 +118,7 @@ def _check_indexer(job: Draft, options: dict[str, object]) -> None:
     """
     found = [block for block in _mixers(job) if isinstance(block, LatentAttention) and block.indexer]
     at, source = "0.7.0 models/{deepseek_v32,glm_moe_dsa}/layers.py", options.get("attn", "te")
-    if source in CHOOSING:
+    if source in CHOOSING and job.graph.architecture.decoder != OF_STREAMS:
         _check_kernels(job, found, str(source))
         return
     if not found:
@@ -147,8 +152,7 @@ def _check_kernels(job: Draft, found: list[LatentAttention], source: str) -> Non
     """Refuses kernels that read chosen keys alone in other layers than GLM-5's, and of whole rows."""
     at = "0.7.0 models/glm_moe_dsa/layers.py GlmMoeDsaIndexer.forward"
     if not _reads_selected(job):
-        raise job.illegal("framework_options.attn", f"Unsupported attention implementation: {source}",
-                          "0.7.0 components/attention/utils.py initialize_attn_module_and_func")
+        raise job.illegal("framework_options.attn", f"Unsupported attention implementation: {source}", _UNSUPPORTED)
     if job.scenario.training.lengths != "packed":
         raise job.illegal("training.lengths", f"{source} DSA indexer requires THD/packed sequences (qkv_format='thd'): "
                           f"use backend.attn in {{te, sdpa}} (served: {_served(job)})", at)
@@ -162,6 +166,8 @@ def _mixers(job: Draft) -> list[Mixer]:
 
 
 def _backend_by_default(job: Draft) -> tuple[str, str]:
+    if job.graph.architecture.decoder == OF_STREAMS:
+        return "torch", "0.7.0 models/deepseek_v4/layers.py _dsv4_kernel_backend: whatever is asked but tilelang"
     if job.graph.architecture.family == "gpt_oss":
         return "flex", "0.7.0 models/gpt_oss/model.py: GptOssForCausalLM takes BackendConfig(attn=\"flex\")"
     return "te", "0.7.0 models/common/utils.py: BackendConfig.attn is te where TE is installed"

@@ -147,7 +147,7 @@ def _unseen_bytes(job: Job, run: int) -> int:
     """
     training = job.scenario.training
     tokens = run * training.micro_batch_size * training.seq_len
-    width = job.graph.architecture.hidden * dtype_bytes(job.compute)
+    width = job.graph.architecture.of_border * dtype_bytes(job.compute)
     sent = width if training.pipeline.schedule == "gpipe" else 0
     more = training.micro_batch_size * training.seq_len * width * (training.pipeline.virtual_stages > 1)
     pixels = sum(kind.block.pixels for kind in job.graph.kinds if isinstance(kind.block, AnySize))

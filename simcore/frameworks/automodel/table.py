@@ -199,7 +199,8 @@ def _layer_options(job: Draft, options: dict[str, object], version: str) -> Impl
         made, seen = _chosen(job, options, _LAYERS[version]), job.graph.architecture.has_tower
         return replace(made, masks_padding=seen, pixels="bf16" if seen else "fp32", trains_stem=trains_stem(job.graph),
                        fp32_unit=version not in _ONE_TYPE and is_sharded(job), attends=has_mixer(job.graph, Attention),
-                       recurs=has_mixer(job.graph, GatedDeltaNet), keeps_logits=made.keeps_logits or seen)  # held
+                       recurs=has_mixer(job.graph, GatedDeltaNet), keeps_logits=made.keeps_logits or seen,  # held
+                       agrees=job.mesh.dp_replicate == 1)
     for name in ("fake_balanced_gate", NORM_NAME):
         job.refuse_idle(options, name, "in transformers' layers")
     rope_of(job, options)

@@ -12,7 +12,7 @@ from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.models.vision_blocks import VisionPart
 from simcore.operators.automodel.tensors import layer_of, layers_of_further
-from simcore.placement.framework import Inner, Unit
+from simcore.placement.framework import Inner, Unit, inner_of
 from simcore.placement.job import Draft, Job
 
 __all__ = ["is_sharded", "units"]
@@ -142,14 +142,15 @@ class _Maker:
             out = [replace(whole, is_root=True)] if self._leaves_tower() else [*out, *(
                 replace(tower, rests=True) for tower in towers)]
         if norms:
-            out.append(self._unit(text, norms, stage[0], norms[-1], reshard=reshard))
+            out.append(self._unit(text, norms, stage[0], norms[-1], reshard=reshard, choose=_is_plain))
+            out += self._modules_in_fp32(norms[-1], "", reshard=reshard)
         if kinds[stage[0]] == "embedding":
             out.append(self._unit(f"{text}.embed_tokens", [stage[0]], stage[0], stage[0], reshard=reshard,
                                   choose=self._runs if self.at_rest else None))
         for layer in blocks:
             out += self._block(layer, reshard=reshard, separate_experts=True)
-        out += [self._unit("lm_head", [layer], layer, self._last_use(stage, layer), reshard=reshard) for layer in stage
-                if kinds[layer] == "head"]
+        out += [self._unit("lm_head", [layer], layer, self._last_use(stage, layer), reshard=reshard,
+                           dtype=self._stored(layer)) for layer in stage if kinds[layer] == "head"]
         return [unit for unit in out if unit.members or unit.is_root]
 
     def _modules_at_rest(self) -> tuple[str, ...]:
@@ -269,13 +270,27 @@ class _Maker:
         mixer = self.graph.kinds[self.graph.layers[layer].kind].branches[-1].name
         choose = _CHOOSES[self.wrapping.holds_fp32, separate_experts]
         found = [self._unit(path, [layer], layer, layer, reshard=reshard, choose=choose, explicit=True)]
-        if self.wrapping.holds_fp32:
+        if self.wrapping.holds_fp32 and self.graph.kinds[self.graph.layers[layer].kind].streams:
+            found += self._modules_in_fp32(layer, f"{path}.", reshard=reshard)
+        elif self.wrapping.holds_fp32:
             found.append(self._unit(f"{path}.{self._fp32_module(layer)}", [layer], layer, layer, reshard=reshard,
                                     choose=_is_fp32, dtype="fp32", inner="fp32"))
         if separate_experts and self.wrapping.experts_dp > 1:
             found.append(self._unit(f"{path}.{mixer}.experts", [layer], layer, layer, reshard=reshard,
                                     choose=_is_routed, inner="experts"))
         return [unit for unit in found if unit.members]
+
+    def _modules_in_fp32(self, layer: int, path: str, *, reshard: bool) -> list[Unit]:
+        """Units of each module with parameters in fp32 alone; `path`: of the layer, with a dot behind.
+
+        0.7.0 `models/deepseek_v4/fsdp.py`, fully_shard_deepseek_v4; one that returns its parameter never reshards.
+        """
+        specs = self.graph.tensors[self.graph.layers[layer].kind]
+        modules = dict.fromkeys(spec.path for spec in specs if spec.is_owned and _is_fp32(spec))
+        return [self._unit(f"{path}{module}", [layer], layer, layer, dtype="fp32", inner=inner_of(module),
+                           reshard=reshard and not module.endswith("_param"),
+                           choose=lambda t, module=module: _is_fp32(t) and t.path == module)  # type: ignore[misc]
+                for module in modules]
 
     def _fp32_module(self, layer: int) -> str:
         """Largest module of the layer with fp32 parameters alone, routed experts aside; "" for a layer without any.
@@ -302,6 +317,10 @@ class _Maker:
                                              if (t.is_owned or (t.tied and self.wrapping.gathers_tied))
                                              and (choose is None or choose(t)))
         return self.known[kind, choose]
+
+    def _stored(self, layer: int) -> str:
+        """Type on which a layer's parameters insist, "" for none."""
+        return next(spec.stored for spec in self.graph.tensors[self.graph.layers[layer].kind])
 
     def _kind(self, layer: int) -> str:
         return self.graph.kinds[self.graph.layers[layer].kind].name

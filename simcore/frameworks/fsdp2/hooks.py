@@ -11,17 +11,14 @@ from simcore.frameworks.fsdp2.hand_over import UnitsRead, UnshardHooks
 from simcore.frameworks.fsdp2.sizes import Fsdp2Sizes, fsdp2_sizes
 from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
 from simcore.pipeline.schedule import Action, Part
-from simcore.placement.framework import Inner
+from simcore.placement.framework import inner_of
 from simcore.placement.plan import Plan
 from simcore.program.builder import Builder
 from simcore.program.hooks import HookState, SizedHooks
 from simcore.program.outline import Phase, Tables
 from simcore.program.record_layers import differentiates_tower
+from simcore.recording.inner_units import FP32_MODULES, marks_of
 from simcore.recording.rows import (
-    FP32_BACKWARD_BEGIN,
-    FP32_BACKWARD_END,
-    FP32_FORWARD_BEGIN,
-    FP32_FORWARD_END,
     INNER_BACKWARD_BEGIN,
     INNER_BACKWARD_END,
     INNER_FORWARD_BEGIN,
@@ -35,8 +32,8 @@ __all__ = ["FSDP2_HOOKS", "Fsdp2Hooks"]
 _Read = tuple[UnitsRead, Part, tuple[tuple[tuple[int, int], int], ...]]
 """State of the units, part of the pass, and gradients of no unit: bytes by layer and slot."""
 _OF_EXPERTS = (INNER_FORWARD_BEGIN, INNER_FORWARD_END, INNER_BACKWARD_BEGIN, INNER_BACKWARD_END)
-_OF_FP32 = (FP32_FORWARD_BEGIN, FP32_FORWARD_END, FP32_BACKWARD_BEGIN, FP32_BACKWARD_END)
-_INSIDE: dict[Inner, tuple[int, ...]] = {"experts": _OF_EXPERTS, "fp32": _OF_FP32}
+_INSIDE: dict[str, tuple[int, ...]] = {"experts": _OF_EXPERTS, **{
+    inner_of(name): marks_of(name) for name in FP32_MODULES}}
 _BORDERS = {mark: (inner, border) for inner, marks in _INSIDE.items() for border, mark in enumerate(marks)}
 """Unit inside a layer, and which of its borders, by mark."""
 FORWARD_BEGIN, FORWARD_END, BACKWARD_BEGIN, BACKWARD_END = range(4)
@@ -62,7 +59,7 @@ class Fsdp2Hooks:
         for u in outer:
             self.starting[units[u].first].append(u)
             self.ending[units[u].last].insert(0, u)
-        self.inner: dict[tuple[int, Inner], int] = {
+        self.inner: dict[tuple[int, str], int] = {
             (unit.first, unit.inner): u for u, unit in enumerate(units) if unit.inner}
         self.routes: dict[tuple[int, int, int], list[tuple[int, int, int, int]]] = {}
         self.unit_at = self._units_of_layers()
@@ -149,7 +146,7 @@ class Fsdp2Hooks:
         """Simulates the events of a unit inside the layer (experts, a module in fp32) at one of its four borders.
 
         `layer`: its number in the whole model, 0 the embedding. `mark`: of `recording.rows`, INNER_FORWARD_BEGIN to
-        INNER_BACKWARD_END or FP32_FORWARD_BEGIN to FP32_BACKWARD_END. `replay`: forward runs again for recomputation.
+        INNER_BACKWARD_END, or of `recording.inner_units`. `replay`: forward runs again for recomputation.
         `grads`: as in `backward_end`, used at the last border only.
         """
         inner, border = _BORDERS[mark]

@@ -104,7 +104,7 @@ def chain(config: Config, family: str, layers: Sequence[LayerKind], rotary_dim: 
     """
     hidden, vocab = config.integer("hidden_size"), config.integer("vocab_size")
     tied = config.boolean("tie_word_embeddings", default=tied)
-    stem = Embedding(vocab, hidden, rotary_dim, shared=mtp > 0, window=window)
+    stem = Embedding(vocab, hidden, rotary_dim, shared=mtp > 0, window=window, streams=last.streams if last else 0)
     further = LayerKind("mtp", family, hidden, layers[-1].branches, Mtp(hidden, vocab, mtp, tied=tied))
     parts = (
         ("model.embed_tokens", LayerKind("embedding", family, hidden, block=stem, scaled=scaled)),

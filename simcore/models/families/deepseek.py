@@ -113,13 +113,14 @@ def _fourth(config: Config) -> Architecture:
     routed = config.names("mlp_layer_types", ("hash_moe",) * tables + ("moe",) * (count - tables), _ROUTED)
     layers = [_layer(_compressed(config, attends), _clamped(config, by_table=kind == "hash_moe"), streams)
               for attends, kind in zip(_attending(config, count), routed, strict=True)]
-    made = chain(config, "deepseek_v4", layers, 0, last=FinalNorm(
+    made = chain(config, "deepseek_v4", layers, _rotated(config), last=FinalNorm(
         config.integer("hidden_size"), streams=streams.count), norm="model")
     # DeepseekV4RotaryEmbedding of the model, of each compressor and indexer: four of frequencies, fp32.
     blocks = [branch.block for layer in layers for branch in layer.branches]
     held = 1 + sum((block.every > 0) + (block.indexer is not None) for block in blocks if isinstance(
         block, CompressedAttention))
-    return replace(made, buffers=(("model.rotary_emb.inv_freq", held * 4 * 4 * (_rotated(config) // 2)),))
+    return replace(made, buffers=(("model.rotary_emb.inv_freq", held * 4 * 4 * (_rotated(config) // 2)),),
+                   announced=config.integer("num_nextn_predict_layers", default=1, least=0))
 
 
 def _layer(mixer: CompressedAttention, experts: Moe, streams: Streams) -> LayerKind:
@@ -170,6 +171,6 @@ def _clamped(config: Config, *, by_table: bool) -> Moe:
 
 FAMILY = ModelFamily(architecture, further_fields=(
     "layer_types", "mlp_layer_types", "compress_ratios", "compress_rates", "num_hash_layers", "hc_mult",
-    "hc_sinkhorn_iters", "scoring_func"), untied={
+    "hc_sinkhorn_iters", "scoring_func", "num_nextn_predict_layers"), untied={
     "megatron": "Bridge 0.3.1 models/deepseek/deepseek_v2_bridge.py:53, deepseek_v3_bridge.py:56: "
                 "share_embeddings_and_output_weights = False"})

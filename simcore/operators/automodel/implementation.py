@@ -37,6 +37,7 @@ from simcore.operators.automodel.adapters.split import own_columns
 from simcore.operators.automodel.compiled.layer import compiled_layer
 from simcore.operators.automodel.compressed.layer import compressed_layer
 from simcore.operators.automodel.compressed.modules import Modules
+from simcore.operators.automodel.compressed.stem import EMBEDDED, expanded, looked_up
 from simcore.operators.automodel.compressed.streams import last_sum, shape_of_stream
 from simcore.operators.automodel.dense import (
     DENSE,
@@ -57,7 +58,14 @@ from simcore.operators.automodel.predictions import meet_further, predicted_logi
 from simcore.operators.automodel.qwen3_5 import gated_attention, make_tables, stem_tables
 from simcore.operators.automodel.recurrent import delta_net, mamba
 from simcore.operators.automodel.sparse import OF_GRIDS, QWEN3_5, SPARSE
-from simcore.operators.automodel.stem import by_parts, stage_stem, standing, tables_of_stem
+from simcore.operators.automodel.stem import (
+    by_parts,
+    held_for_streams,
+    stage_passing,
+    stage_stem,
+    standing,
+    tables_of_stem,
+)
 from simcore.operators.automodel.tensors import tensors
 from simcore.operators.hf.vision.deepstack import add_in_place
 from simcore.operators.implementation import Implementation
@@ -90,7 +98,7 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
         return _embedding(env, kind, kind.block)
     if isinstance(kind.block, Loss):
         env.run = replace(run, tp=1) if env.options.gathers_logits else run
-        return _loss(env, kind.block)
+        return _loss(env, kind, kind.block)
     if isinstance(kind.block, VisionPart):
         from simcore.operators.hf.vision.part import PLAIN
         from simcore.operators.hf.vision.parts import record_part  # most models have no tower
@@ -108,8 +116,8 @@ def _part(env: Env, kind: LayerKind) -> RecordedLayer:
     The head's caller is the model, which returns before a recipe computes the loss of the logits.
     """
     tape, run = env.tape, env.run
-    hidden: Tensor | None = _input(env, (run.batch, run.seq, *shape_of_stream(kind)),
-                                   "fp32" if env.options.wide_inputs else run.compute)
+    wide = env.options.wide_inputs or (isinstance(kind.block, Head) and _ends_wide(env, kind))
+    hidden: Tensor | None = _input(env, (run.batch, run.seq, *shape_of_stream(kind)), "fp32" if wide else run.compute)
     assert hidden is not None
     leaf = hidden.node
     out = _run(env, kind, hidden)
@@ -122,11 +130,14 @@ def _part(env: Env, kind: LayerKind) -> RecordedLayer:
     tape.rename(out.storage, HIDDEN)
     out.disown()
     forward = tape.cut()
-    masks, tables = _added_masks(env, kind), stem_tables(env, kind)
+    masks, tables, stem = _added_masks(env, kind), stem_tables(env, kind), held_for_streams(env, kind)
     hidden = None
     masks.clear()
     tables.drop_late()
     dropped, late = drop_chosen(env)
+    if stem:
+        stem.clear()
+        late = tape.cut()
     if out.node is not None:
         tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, AFTER))
     tape.backward()
@@ -142,6 +153,11 @@ def _part(env: Env, kind: LayerKind) -> RecordedLayer:
     made = RecordedLayer(forward, tape.cut(), *sections, grads=tape.release_grads())
     held.clear()
     return replace(made, release=tape.cut())
+
+
+def _ends_wide(env: Env, kind: LayerKind) -> bool:
+    """True if the last norm's output and the logits are fp32, as those of DeepSeek-V4 over ranks (`last_sum`)."""
+    return kind.family == "deepseek_v4" and env.options.fp32_unit
 
 
 def _holds_stem(kind: LayerKind, run: LayerWorkload) -> bool:
@@ -188,6 +204,9 @@ def _run(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
     if isinstance(kind.block, Head):
         if (changes_logits(kind) or kind.block.bias) and env.run.loss in LINEAR_LOSSES:
             raise NotYet(Problem("training.loss", f"not yet: {env.run.loss} of scaled, capped or biased logits"))
+        if kind.family == "deepseek_v4":  # in fp32, then in the type of the hidden state
+            logits = linear(env, aten.cast(env.tape, hidden, "fp32"), "lm_head")
+            return aten.cast(env.tape, logits, hidden.dtype)
         logits = finished_logits(env.tape, kind, head(env, hidden, kind.block))
         return aten.cast(env.tape, logits, "fp32") if env.options.wide_logits else logits
     if not _checkpointed(kind, env.run) or by_parts(kind, env.run):
@@ -239,7 +258,8 @@ def _of_streams(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
 
 
 def _modules(env: Env) -> Modules:
-    return Modules(env.tape, env.run, partial(linear, env), partial(norm, env), env.param, env.options.sparse, env.kept)
+    return Modules(env.tape, env.run, partial(linear, env), partial(norm, env), env.param, env.options.sparse, env.kept,
+                   env.options.fp32_unit, env.options.agrees)
 
 
 def _holds_given(kind: LayerKind, branch: Branch) -> bool:
@@ -295,8 +315,13 @@ def _embedding(env: Env, kind: LayerKind, block: Embedding) -> RecordedLayer:
     tape, run = env.tape, env.run
     splits = run.tp > 1 and kind.family in DENSE
     weight = env.param("model.embed_tokens.weight")
+    ids = [looked_up(tape, run)] if block.streams else []
     out = aten.embedding(tape, weight, run.batch, run.seq, grad_rows=splits * weight.shape[0] * run.tp)
     out = sum_everywhere(tape, out, "embedding_sum") if splits else out
+    if block.streams:
+        tape.rename(out.storage, tape.slot(EMBEDDED, "activation"))
+        out.disown()
+        out = expanded(tape, out, block.streams)
     tape.rename(out.storage, HIDDEN)
     out.disown()
     # Tables of angles: the layers' nodes keep them until the first layer's backward, right before this one's.
@@ -309,6 +334,7 @@ def _embedding(env: Env, kind: LayerKind, block: Embedding) -> RecordedLayer:
         tape.seed(out, with_further(env, tape.external(out.shape, out.dtype, slot, block.tower or AFTER)))
     tables.clear()
     tape.backward()
+    ids.clear()
     if env.param("model.embed_tokens.weight").tied:
         meet_waiting(tape)
     if splits:
@@ -316,11 +342,11 @@ def _embedding(env: Env, kind: LayerKind, block: Embedding) -> RecordedLayer:
     return RecordedLayer(forward, tape.cut(), grads=tape.release_grads())
 
 
-def _loss(env: Env, block: Loss) -> RecordedLayer:
+def _loss(env: Env, kind: LayerKind, block: Loss) -> RecordedLayer:
     tape, run = env.tape, env.run
     linear_loss = run.loss in LINEAR_LOSSES
     shape = () if linear_loss else (run.batch, run.seq, block.vocab // run.tp)
-    is_wide = linear_loss or env.options.wide_inputs or env.options.wide_logits
+    is_wide = linear_loss or env.options.wide_inputs or env.options.wide_logits or _ends_wide(env, kind)
     given: Tensor | None = _input(env, shape, "fp32" if is_wide else run.compute)
     assert given is not None
     leaf = given.node
@@ -347,5 +373,6 @@ def _loss(env: Env, block: Loss) -> RecordedLayer:
 
 
 IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors, standing=standing, stage_stem=stage_stem,
+                                       stage_passing=stage_passing,
                                        stage_sends=sent_keys, stands_by_chunk=True, exports_experts_apart=True,
                                        predicts_last=True, builds_towers=True)

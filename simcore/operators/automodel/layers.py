@@ -38,12 +38,12 @@ def norm(env: Env, x: Tensor, path: str, *, by_backend: bool = True) -> Tensor:
     snapshots before 0.7.0, where torch.compile saw into the norm.
     """
     tape, weight = env.tape, env.param(f"{path}.weight")
-    shape, dtype, w_shape, num_bytes = x.shape, x.dtype, weight.shape, x.nbytes
+    shape, dtype, w_shape, w_dtype, num_bytes = x.shape, x.dtype, weight.shape, weight.dtype, x.nbytes
     x_needs, w_needs = needs_grad(x), weight.trainable
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
         to_x = new(tape, shape, dtype, "grad_norm", 2 * num_bytes, Kernel.NORM) if x_needs else None
-        to_weight = new(tape, w_shape, dtype, "grad_norm_weight", 2 * num_bytes, Kernel.NORM) if w_needs else None
+        to_weight = new(tape, w_shape, w_dtype, "grad_norm_weight", 2 * num_bytes, Kernel.NORM) if w_needs else None
         return [to_x, to_weight]
 
     node = tape.node((x, weight), (x, weight), backward)

@@ -33,7 +33,8 @@ class AutomodelOptions(ImplementationOptions):
     `replays_dispatch`: a checkpoint keeps what the dispatch received; `keeps_router`: a checkpoint keeps the router's
     product and its top-k. `wide_inputs`: the head is given a hidden state in fp32, which autocast narrows, and
     FSDP2's hook casts the logits to fp32. `trains_stem`: a module of multi-token prediction takes the sequence's
-    embeddings, whose table is trained. `attends`, `recurs`: a layer of the decoder has attention, a delta net.
+    embeddings, whose table is trained. `agrees`: ranks that share parameters agree whether a layer has a compressed key
+    (DeepSeek-V4). `attends`, `recurs`: a layer of the decoder has attention, a delta net.
     """
 
     attn_implementation: Literal["sdpa", "eager"] = "sdpa"
@@ -63,6 +64,7 @@ class AutomodelOptions(ImplementationOptions):
     replays_dispatch: bool = False
     keeps_router: bool = True
     trains_stem: bool = False
+    agrees: bool = False
     attends: bool = True
     recurs: bool = True
 

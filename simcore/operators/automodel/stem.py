@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from simcore.models.blocks import Attention, Embedding, LatentAttention, LayerKind
+from simcore.models.blocks import Attention, CompressedAttention, Embedding, LatentAttention, LayerKind
+from simcore.operators.automodel.compressed.stem import EMBEDDED, bytes_of, given_to_layers, make_given
 from simcore.operators.automodel.dense import DENSE, is_eager, made_mask
 from simcore.operators.automodel.env import Env
 from simcore.operators.automodel.latent import received_keys
@@ -16,11 +17,12 @@ from simcore.operators.automodel.options import AutomodelOptions
 from simcore.operators.automodel.qwen3_5 import kept_on_stage
 from simcore.operators.automodel.sparse import OF_GRIDS, QWEN3_5, SPARSE
 from simcore.operators.shared import aten
+from simcore.operators.shared.layer_borders import BEFORE
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Tensor
 from simcore.units import dtype_bytes
 
-__all__ = ["by_parts", "stage_stem", "standing", "tables_of_stem"]
+__all__ = ["by_parts", "held_for_streams", "stage_passing", "stage_stem", "standing", "tables_of_stem"]
 
 
 def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
@@ -43,6 +45,8 @@ def stage_stem(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int
     0.7.0 `distributed/pipelining/hf_utils.py`, create_pipeline_forward_inner; the models of `sparse` in their own
     forward. Nemotron-H has none.
     """
+    if _is_checkpointed(runs):
+        return _of_streams(runs)
     attending = ((kind, run, branch.block) for kind, run in runs if kind.family != "nemotron_h"
                  for branch in kind.branches)
     for kind, run, block in attending:
@@ -58,10 +62,42 @@ def stage_stem(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int
 def tables_of_stem(env: Env, kind: LayerKind, block: Embedding) -> list[Tensor]:
     """Angles, and positions that a checkpoint keeps, in the order in which the stem makes them."""
     tape, run = env.tape, env.run
+    if block.streams:
+        made = make_given(tape, run, block.rotary_dim)
+        if run.checkpoint == "full" and not run.no_grad:
+            return made
+        for one in made:
+            one.disown()
+        return []
     mask = [made_mask(env)] if is_eager(env, kind.family) else []
     if mask and run.checkpoint != "full":
         mask.pop().disown()
     return mask + [tape.empty(shape, dtype, name) for name, shape, dtype in _angles(kind, run, block.rotary_dim)]
+
+
+def held_for_streams(env: Env, kind: LayerKind) -> list[Tensor]:
+    """Tensors that a model with residual streams drops when it returns, of which its first layer records the deaths."""
+    run, first = env.run, kind.branches[0].block if kind.branches else None
+    if not (kind.streams and run.first and isinstance(first, CompressedAttention)):
+        return []
+    given = [] if run.checkpoint == "full" and not run.no_grad else given_to_layers(run, first.rope)
+    return [env.tape.external(shape, dtype, env.tape.slot(name, "activation"), BEFORE) for name, shape, dtype in (
+        (EMBEDDED, (run.batch, run.seq, kind.hidden), run.compute), *given)]
+
+
+def stage_passing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
+    """Bytes by name of what each later stage makes for its own layers, and drops when its forward returns."""
+    return {} if _is_checkpointed(runs) else _of_streams(runs)
+
+
+def _is_checkpointed(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> bool:
+    return any(run.checkpoint == "full" and not run.no_grad for kind, run in runs if kind.streams)
+
+
+def _of_streams(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
+    """Bytes by name of what layers with residual streams are given."""
+    return next((bytes_of(run, branch.block.rope) for kind, run in runs for branch in kind.branches
+                 if isinstance(branch.block, CompressedAttention)), {})
 
 
 def _angles(kind: LayerKind, run: LayerWorkload, dim: int) -> list[tuple[str, tuple[int, ...], str]]:

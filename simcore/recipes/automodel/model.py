@@ -35,7 +35,7 @@ BY_BACKEND: Final = ("nemotron_h", "nemotron_h_omni", "qwen3_moe", "qwen3_next",
                      *_QWEN3_5)
 """Families whose layers take `backend.attn` and never read attn_implementation (`frameworks/automodel/attention`)."""
 ATTENTION_ROW: Final = Says("model.backend.attn", "framework_options.attn", "text",
-                            {name: name for name in ("te", "sdpa", "flex", "tilelang")}, what="attention by")
+                            {name: name for name in ("te", "sdpa", "flex", "torch", "tilelang")}, what="attention by")
 _OF_FILES: Final = ("revision", "code_revision", "cache_dir", "token", "use_auth_token", "local_files_only",
                     "subfolder", "force_download")
 _FILES: Final = "which files are read, and by which code: not part of a step"

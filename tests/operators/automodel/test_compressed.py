@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from eventlog import grouped
 from simcore.models.blocks import Moe
 from simcore.models.graph import ModelGraph, build, model_config
 from simcore.operators.automodel import moe as module
+from simcore.operators.automodel.compressed.modules import Modules
+from simcore.operators.automodel.compressed.streams import last_sum
 from simcore.operators.automodel.env import Env
 from simcore.operators.automodel.implementation import record
 from simcore.operators.automodel.layers import mlp
@@ -21,7 +24,7 @@ from simcore.operators.automodel.tensors import tensors
 from simcore.operators.shared import aten
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.rows import Op
-from simcore.recording.tape import Param, Section, Tensor
+from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Node, Param, Section, Tape, Tensor
 
 TRUTH = ROOT / "tests/truth" / "tape" / "automodel-compressed-0.7.0-torch-2.13.0.json"
 STORED: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
@@ -63,7 +66,9 @@ def recorded(case: dict[str, Any]) -> tuple[list[int], list[int], set[str]]:
     kind = made.kinds[made.layers[1 + case["layer"]].kind]
     specs = [spec for spec in tensors(kind) if not spec.is_buffer and ".experts." not in spec.name]
     params = {t.name: Param(t.name, t.shape, t.stored or "bf16", trainable=t.trainable) for t in specs}
-    hidden, ffn = kind.hidden, STORED["shape"]["moe_intermediate_size"]
+    experts = kind.branches[1].block
+    assert isinstance(experts, Moe)
+    hidden, ffn = kind.hidden, experts.expert_ffn
     for name, shape in (("gate", (ffn, hidden)), ("up", (ffn, hidden)), ("down", (hidden, ffn))):
         at = f"mlp.experts.{name}_proj.weight"
         params[at] = Param(at, shape, "bf16", trainable=True)
@@ -87,3 +92,46 @@ def test_a_layer_allocates_what_automodel_s_does(name: str, monkeypatch: pytest.
     assert trained == set(row["grads"])
     assert grouped(forward) == grouped(without_loads(row["forward"]))
     assert grouped(backward) == grouped(without_loads(row["backward"]))
+
+
+DRAWN: dict[str, Any] = json.loads((TRUTH.parent / "drawn-compressed-0.7.0-torch-2.13.0.json").read_text(
+    encoding="utf-8"))
+
+
+def test_drawn_layers_allocate_what_automodel_s_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_experts", _stand_in)
+    different = []
+    for number, row in enumerate(DRAWN["rows"]):
+        forward, backward = map(without_loads, recorded(row["case"])[:2])
+        found = {"case": row["case"], "peak": max(accumulate([*forward, *backward])), "left": sum(forward),
+                 "allocated": [sum(size for size in part if size > 0) for part in (forward, backward)]}
+        different += [(number, {key: (found[key], row[key]) for key in row if found[key] != row[key]})] * (found != row)
+    assert different == []
+    assert len(DRAWN["rows"]) >= 7
+
+
+def test_the_streams_are_summed_as_before_the_last_norm() -> None:
+    """`hc_head` alone, in bf16."""
+    made, row = graph(), STORED["end"]
+    kind = next(kind for kind in made.kinds if kind.name == "final_norm")
+    params = {t.name: Param(t.name, t.shape, t.stored or "bf16", trainable=True) for t in tensors(kind)}
+    tape, case = Tape({}, {}), row["case"]
+
+    def unused(*_: Any) -> Any:
+        raise AssertionError
+
+    at = Modules(tape, LayerWorkload(case["batch"], case["seq"], "bf16", params), unused, unused, params.__getitem__,
+                 by_kernels=False, kept=unused, units=False, agrees=False)
+    shape = (case["batch"], case["seq"], STORED["shape"]["hc_mult"], kind.hidden)
+    x = tape.external(shape, "bf16", HIDDEN, -1)
+    x.node = leaf = Node()
+    out = last_sum(at, x)
+    out.disown()
+    forward = tape.cut()
+    del x
+    tape.cut()
+    tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, 1))
+    tape.backward()
+    leaf.grads.pop(0).disown()
+    assert grouped(changes(forward)) == grouped(row["forward"])
+    assert grouped(changes(tape.cut())) == grouped(row["backward"])

@@ -14,7 +14,7 @@ from simcore.models.blocks import CompressedAttention
 from simcore.operators.automodel.compressed.compressor import Compressed, compressed_keys, limits
 from simcore.operators.automodel.compressed.kernels import sparse_attention
 from simcore.operators.automodel.compressed.modules import Modules
-from simcore.operators.automodel.compressed.pieces import copied_back, joined, number, part, plain_norm
+from simcore.operators.automodel.compressed.pieces import copied_back, held_number, joined, part, plain_norm
 from simcore.operators.automodel.compressed.places import places_seen
 from simcore.operators.automodel.compressed.rotation import turned
 from simcore.operators.shared import aten
@@ -47,10 +47,10 @@ def compressed_attention(at: Modules, x: Tensor, block: CompressedAttention, pat
         mask = named[-1]
     if at.by_kernels:
         places = places_seen(tape, block, mask, made)
-        given = [aten.contiguous(tape, query, "query"), number(tape, at.param(f"{path}.sinks_param.weight")), places]
+        given = [aten.contiguous(tape, query, "query"), held_number(at, f"{path}.sinks_param", query), places]
         found = [sparse_attention(tape, given, keys.view(batch, keys.shape[2], size)).view(batch, heads, seq, size)]
     else:
-        found = _eager(at, query, keys, mask, f"{path}.sinks_param.weight")
+        found = _eager(at, query, keys, mask, f"{path}.sinks_param")
     opposite = new(tape, (batch, seq, block.rope), x.dtype, "neg")
     found[0] = turned(tape, found[0], block.rope, batch, seq)
     del opposite
@@ -61,11 +61,13 @@ def _output(at: Modules, x: Tensor, block: CompressedAttention, path: str) -> Te
     """Heads `x` [b, heads, s, d] projected in groups, and all together then, [b, s, hidden]."""
     tape, (batch, _, seq, _) = at.tape, x.shape
     groups, rank, width = block.groups, block.group_rank, block.group_size
-    grouped = copied_back(tape, x, (groups, batch * seq, width), "grad_heads")
+    shape = (groups, batch * seq, width)
+    grouped = copied_back(tape, x, shape, "grad_heads") if groups > 1 else x.view(*shape)
     weight = aten.permuted(tape, at.param(f"{path}.wo_a.weight"), (groups, rank, width))
     by_group = aten.product(tape, grouped, weight, (groups, batch * seq, rank), width, "wo_a")
-    flat = aten.contiguous(tape, by_group, "groups").view(batch, seq, groups * rank)
+    flat = aten.contiguous(tape, by_group, "groups") if groups > 1 else by_group
     del by_group
+    flat = flat.view(batch, seq, groups * rank)
     return at.linear(flat, f"{path}.wo_b")
 
 
@@ -110,7 +112,7 @@ def _eager(at: Modules, query: Tensor, kv: Tensor, mask: Tensor, sinks: str) -> 
     weights = aten.product(tape, query, _stacked(tape, keys), (batch, heads, seq, width), size, "scores")
     weights = aten.mul_scalar(tape, weights)
     weights = added_mask(tape, weights, mask)
-    largest = _with_sinks(tape, weights, _own_sinks := number(tape, at.param(sinks)))
+    largest = _with_sinks(tape, weights, _own_sinks := held_number(at, sinks, query))
     largest = from_largest(tape, largest)
     wide = aten.softmax(tape, aten.cast(tape, largest, "fp32"))
     probabilities = aten.cast(tape, part(tape, wide, (batch, heads, seq, width)), query.dtype)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from simcore.models.blocks import CompressedAttention
 from simcore.operators.automodel.compressed.kernels import scores_by_kernel
 from simcore.operators.automodel.compressed.modules import Modules
-from simcore.operators.automodel.compressed.pieces import number, part, summed, write
+from simcore.operators.automodel.compressed.pieces import copied_back, held_number, part, summed, write
 from simcore.operators.automodel.compressed.rotation import tables_of_keys, turned
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved, new
@@ -65,26 +65,38 @@ def _pooled(at: Modules, x: Tensor, block: CompressedAttention, path: str, size:
     count = seq // block.every
     wide = aten.cast(tape, x, "fp32")
     keys, gates = _product(at, wide, f"{path}.wkv"), _product(at, wide, f"{path}.wgate")
-    made = _normed(at, keys, gates, block, path, size)
+    if block.indexer is None and at.units and at.agrees:
+        _agree(tape)
+    made = _normed(at, wide, (keys, gates), block, path, size)
     named = tables_of_keys(tape, batch, count, block.rope, x.dtype)
     made = turned(tape, made.view(batch, 1, count, size), block.rope, batch, count).view(batch, count, size)
     return [wide, *named], [keys, gates], made
+
+
+def _agree(tape: Tape) -> None:
+    """`_compute_fsdp_group_has_complete_hca_window`: one number, whose maximum over ranks the host reads."""
+    flag = tape.empty((), "int32", "has_key")
+    tape.collective("all_reduce", "dp_shard_cp", flag.nbytes, "int32")
+    tape.stop()
 
 
 def _product(at: Modules, x: Tensor, path: str) -> Tensor:
     """The linear layer at `path`; that of an indexer, whose gradient never comes, keeps its input like others."""
     is_trained = at.param("self_attn.wq_a.weight").trainable
     weight = replace(at.param(f"{path}.weight"), trainable=is_trained)
-    return aten.linear(at.tape, x, weight, path.rpartition(".")[2])
+    (out,) = at.inside(path, x, lambda given: [aten.linear(at.tape, given, weight, path.rpartition(".")[2])])
+    return out
 
 
-def _normed(at: Modules, keys: Tensor, gates: Tensor, block: CompressedAttention, path: str, size: int) -> Tensor:
+def _normed(at: Modules, wide: Tensor, products: tuple[Tensor, Tensor], block: CompressedAttention, path: str,
+            size: int) -> Tensor:
     """The norm of what windows of tokens are pooled to, [b, keys, size]; keys left over are in none."""
+    keys, gates = products
     tape, (batch, seq, width) = at.tape, keys.shape
     rows = seq // block.every * block.every
     if rows != seq:
         keys, gates = part(tape, keys, (batch, rows, width)), part(tape, gates, (batch, rows, width))
-    places = number(tape, at.param(f"{path}.ape_param.weight"))
+    places = held_number(at, f"{path}.ape_param", wide)
     total = _pool(tape, keys, gates, places, block, size)
     del keys, gates, places
     total = aten.cast(tape, total, at.run.compute)
@@ -96,6 +108,8 @@ def _pool(tape: Tape, keys: Tensor, gates: Tensor, places: Tensor, block: Compre
     batch, rows, width = keys.shape
     count, every = rows // block.every, block.every
     keys = keys.view(batch, count, every, width)
+    if batch * count == 1:  # a sum over one window is a copy
+        places = copied_back(tape, places, places.shape, "grad_sum_to_size")
     gates = aten.add(tape, gates.view(batch, count, every, width), places)
     if block.overlaps:
         keys, gates = _overlapping(tape, keys, size), _overlapping(tape, gates, size)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
+from simcore.operators.automodel.compressed.modules import Modules
 from simcore.operators.shared.aten import Grads, Operand, Saved, new
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
-__all__ = ["as_operand", "copied_back", "joined", "number", "part", "plain_norm", "summed", "unbound", "write"]
+__all__ = ["as_operand", "copied_back", "held_number", "joined", "part", "plain_norm", "summed", "unbound", "write"]
 
 
 def as_operand(tape: Tape, param: Param) -> Tensor:
@@ -15,11 +16,20 @@ def as_operand(tape: Tape, param: Param) -> Tensor:
     return Tensor(None, param.shape, param.dtype, tape.node((param,), (), lambda tape, grads, saved: list(grads)))
 
 
-def number(tape: Tape, param: Param) -> Tensor:
-    """Copy of a parameter in fp32 (`DeepseekV4FP32Parameter.forward`, clone)."""
-    out = new(tape, param.shape, param.dtype, "clone", param.nbytes, Kernel.COPY)
-    out.node = tape.node((param,), (), lambda tape, grads, saved: list(grads))
-    return out
+def held_number(at: Modules, path: str, x: Tensor) -> Tensor:
+    """Copy of the parameter of the module at `path` (`DeepseekV4FP32Parameter.forward`, clone).
+
+    `x`: tensor that the module is given and does not read, so that no gradient ends its backward.
+    """
+    param = at.param(f"{path}.weight")
+
+    def run(_x: Tensor) -> list[Tensor]:
+        out = new(at.tape, param.shape, param.dtype, "clone", param.nbytes, Kernel.COPY)
+        out.node = at.tape.node((param,), (), lambda tape, grads, saved: list(grads))
+        return [out]
+
+    (made,) = at.inside(path, x, run)
+    return made
 
 
 def part(tape: Tape, x: Tensor, shape: tuple[int, ...]) -> Tensor:

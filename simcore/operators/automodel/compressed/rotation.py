@@ -28,7 +28,8 @@ def turned(tape: Tape, x: Tensor, rope: int, batch: int, rows: int) -> Tensor:
     table = (batch, *[1] * (len(half) - 3), rows, rope // 2)
     cos, sin = cos.view(*table), sin.view(*table)
     out = tape.empty(x.shape, x.dtype, "rotary")
-    write(tape, out, plain)
+    if plain.shape[-1]:
+        write(tape, out, plain)
     write(tape, out, aten.sub(tape, aten.mul(tape, first, cos), aten.mul(tape, second, sin)))
     write(tape, out, aten.add(tape, aten.mul(tape, first, sin), aten.mul(tape, second, cos)))
     return out

@@ -36,6 +36,10 @@ class Mixed:
 
 def mixed(at: Modules, x: Tensor, streams: Streams, path: str) -> Mixed:
     """Weights of the streams `x` [b, s, streams, hidden]; `path`: name of the module."""
+    return Mixed(*at.inside(path, x, lambda given: _weights(at, given, streams, path)))
+
+
+def _weights(at: Modules, x: Tensor, streams: Streams, path: str) -> list[Tensor]:
     tape, count, scope = at.tape, streams.count, at.tape.scope
     tape.scope = f"{path}."
     batch, seq, _, hidden = x.shape
@@ -50,7 +54,7 @@ def mixed(at: Modules, x: Tensor, streams: Streams, path: str) -> Mixed:
     before = aten.add_scalar(tape, aten.sigmoid(tape, weighed(0, (count,))))
     behind = aten.mul_scalar(tape, aten.sigmoid(tape, weighed(1, (count,))))
     logits = weighed(2, (count, count))
-    made = Mixed(before, behind, _balanced(at, logits, streams.rounds))
+    made = [before, behind, _balanced(at, logits, streams.rounds)]
     tape.scope = scope
     return made
 
@@ -111,15 +115,22 @@ def added_to_streams(tape: Tape, weights: Mixed, out: Tensor, x: Tensor) -> Tens
 
 
 def last_sum(at: Modules, x: Tensor) -> Tensor:
-    """`hc_head`: the streams `x` [b, s, streams, hidden] summed by weights, [b, s, hidden]."""
+    """`hc_head`: the streams `x` [b, s, streams, hidden] summed by weights, [b, s, hidden].
+
+    As a unit of its own its output is cast to fp32 by FSDP2's hook (0.7.0 `models/deepseek_v4/fsdp.py`,
+    _fp32_mp_policy: output_dtype).
+    """
+    (made,) = at.inside("model.hc_head", x, lambda given: [_last_sum(at, given)])
+    return aten.cast(at.tape, made, "fp32") if at.units else made
+
+
+def _last_sum(at: Modules, x: Tensor) -> Tensor:
     tape, (batch, seq, count, hidden), scope = at.tape, x.shape, at.tape.scope
     tape.scope = "model.hc_head."
     flat = aten.cast(tape, x.view(batch, seq, count * hidden), "fp32")
     mix = aten.linear(tape, plain_norm(tape, flat), at.param("model.hc_head.hc_fn"), "mix")
-    weighed = aten.mul(tape, mix, at.param("model.hc_head.hc_scale"))
-    weighed = aten.add(tape, weighed, at.param("model.hc_head.hc_base"))
-    before = aten.add_scalar(tape, aten.sigmoid(tape, weighed))
-    del weighed
+    before = aten.add_scalar(tape, aten.sigmoid(tape, aten.add(
+        tape, aten.mul(tape, mix, at.param("model.hc_head.hc_scale")), at.param("model.hc_head.hc_base"))))
     made = collapsed(tape, before, x)
     tape.scope = scope
     return made
