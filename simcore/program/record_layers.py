@@ -51,7 +51,8 @@ class Workload:
     `rows_per_token`, `sent_per_token`: tokens that its experts receive and that it sends to experts per token of the
     rank, times 2**16, see `recording.LayerWorkload` (`sent_per_token` 0: top_k). `spaces`: workspaces of libraries, as
     (name, bytes). `packed`: (sequences packed in the microbatch, positions that a token attends to), 0 for unpacked.
-    `no_grad`: passes run under torch.no_grad(). `images`: of the microbatch, for a model that reads them.
+    `no_grad`: passes run under torch.no_grad(). `images`: of the microbatch, for a model that reads them. `scored`:
+    last tokens of a sequence that the loss scores, 0 for all.
     """
 
     batch: int
@@ -62,6 +63,7 @@ class Workload:
     packed: tuple[int, int] = (0, 0)
     no_grad: bool = False
     images: int = 0
+    scored: int = 0
 
 
 class Shape:
@@ -180,6 +182,7 @@ def run_of(plan: Plan, key: Key, workload: Workload, *, later: bool = False) -> 
                key[2] and not workload.no_grad, framework.options, workload.sent_per_token, *workload.packed,
                split=key[4], stem=key[5], no_grad=workload.no_grad, leaves=0 if workload.no_grad else leaves,
                groups=None if workload.no_grad else groups_of(plan, kind, key[6]), images=workload.images, left=(),
+               scored=workload.scored,
                **_trained_of_images(plan, no_grad=workload.no_grad))
 
 

@@ -46,7 +46,7 @@ class LayerWorkload:
     `input_requires_grad` counts alone. `features_train`: gradients reach features of the tower's layers.
     `embedding_stays`: the embedding's output requires a gradient by itself, so that the graph keeps it.
     `inputs_train`: gradients reach inputs of single layers. `left`: (slot, bytes) of tensors to which a module of the
-    layer still refers since its last pass.
+    layer still refers since its last pass. `scored`: last tokens of a sequence that the loss scores, 0 for all.
     """
 
     batch: int
@@ -79,6 +79,7 @@ class LayerWorkload:
     embedding_stays: bool = False
     inputs_train: bool = False
     left: tuple[tuple[int, int], ...] = ()
+    scored: int = 0
 
     @property
     def tokens(self) -> int:

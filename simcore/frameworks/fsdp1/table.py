@@ -35,6 +35,7 @@ from simcore.frameworks.fsdp1.towers import FLATTEN, around_tower, check_tower, 
 from simcore.frameworks.fsdp2.split.ulysses import check_split, shard_axis
 from simcore.frameworks.fsdp2.units import Wrapping, units
 from simcore.models.graph import ModelGraph
+from simcore.operators.hf.chunked import LM_HEAD
 from simcore.operators.hf.options import HfOptions
 from simcore.placement.capabilities import ONE_STAGE, PLAIN_TORCH, Capabilities
 from simcore.placement.framework import Framework, Rule, TensorPolicy, Unit, UpdateTime
@@ -86,7 +87,7 @@ CAPABILITIES: Final = Capabilities(
     fixed={**PLAIN_TORCH, **ONE_STAGE})
 SPLIT: Final = replace(CAPABILITIES, axes=("dp_replicate", "dp_shard", "cp"))
 LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", "flash", "flash_eager", "flash_entropy",
-                 "flash_entropy_eager", "flash_padded", "fused_linear", "values")
+                 "flash_entropy_eager", "flash_padded", "fused_linear", LM_HEAD, "values")
 WITHIN: Final[dict[str, ShardingStrategy]] = {"FULL_SHARD": "FULL_SHARD", "HYBRID_SHARD": "FULL_SHARD",
                                       "SHARD_GRAD_OP": "SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2": "SHARD_GRAD_OP",
                                       "NO_SHARD": "NO_SHARD"}

@@ -1,4 +1,4 @@
-"""Losses in chunks of logits: torchtune's, and that of verl's head.
+"""Losses in chunks of logits: torchtune's, and those of verl's head and of TRL's.
 
 torchtune bd2a0fc7 `modules/loss/ce_chunked_output_loss.py`, as its recipes compile it. `modules/transformer.py`
 chunked_output makes the logits of all chunks first. Each chunk's cross entropy is compiled (`apply_compile_strategy`):
@@ -11,6 +11,13 @@ which makes its logits, divides them, casts them to fp32, and makes probabilitie
 them; backward makes the logits again, and a part of both gradients, which are summed in the hidden state's type. The
 part of one chunk is there until the next one's is. The entropy has no gradient. Event for event as torch runs it
 (`tests/truth/verl/fused-torch-2.13.0.json`).
+
+[Note: TRL's head] TRL 1.16.0 `trainer/utils.py` add_fused_lm_head, `kernels/chunked_logprob.py`: rows of hidden states
+whose label counts are copied, and scored by tiles of 4,096 of them and 32,768 entries of the vocabulary in one buffer;
+what is stored in another type than products is cast tile by tile. Backward makes the tiles again, and sums both
+gradients in fp32 whatever their type, which are cast when all are there. Scales and caps of logits are part of the
+kernel. Statistics of a token, and the loss behind them, are a few numbers a token, of which one stands for all. Event
+for event as torch runs it (`tests/truth/trl_grpo/trl-1.16.0-torch-2.13.0.json`).
 """
 
 from __future__ import annotations
@@ -19,16 +26,21 @@ from typing import Final
 
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved
+from simcore.recording.kernel_shape import shape_of
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Tape, Tensor
 
-__all__ = ["CHUNKS", "FUSED", "chunked_loss", "fused_head"]
+__all__ = ["CHUNKS", "FUSED", "LM_HEAD", "chunked_loss", "fused_head", "fused_lm_head"]
 
 CHUNKS: Final = 8
 """num_output_chunks."""
 FUSED: Final = "fused_linear"
 """Value of `training.loss` for [Note: fused head]."""
+LM_HEAD: Final = "fused_lm_head"
+"""Value of `training.loss` for [Note: TRL's head]."""
 _ROWS: Final = 512
+_TILE: Final = (4096, 32768)
+"""Tokens of a tile, entries of the vocabulary: TOKEN_CHUNK_SIZE, _CHUNKED_LOGPROB_CHUNK_SIZE."""
 
 
 def chunked_loss(tape: Tape, run: LayerWorkload, hidden: Tensor) -> Tensor:
@@ -157,3 +169,85 @@ def _undone(tape: Tape, size: int, run: LayerWorkload) -> tuple[Tensor, Tensor]:
     del scaled
     del places
     return to_hidden, to_weight
+
+
+# ---- TRL's head ------------------------------------------------------------------------------------------------------
+def fused_lm_head(tape: Tape, run: LayerWorkload, hidden: Tensor) -> Tensor:
+    """Loss, a scalar in fp32, of the head's input `hidden`, see [Note: TRL's head]; the head has no adapter."""
+    weight, width = run.params["weight"], hidden.shape[-1]
+    rows = run.batch * min(run.scored or run.seq, run.seq - 1)
+    chosen: Tensor | None = _scored(tape, run, hidden, rows)
+    assert chosen is not None
+    needs = (aten.needs_grad(chosen), weight.trainable)
+    dtype = hidden.dtype
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        of_rows = aten.new(tape, (rows, width), "fp32", "grad_scored") if needs[0] else None
+        wide = aten.new(tape, weight.shape, "fp32", "grad_weight_wide") if needs[1] else None
+        tile = aten.new(tape, (min(rows, _TILE[0]), _TILE[1]), run.compute, "tile")
+        narrow, part = _tiles(tape, run, (rows, dtype), sum(needs) + 1, held=True)
+        own = [one if one is None or one.dtype == to else aten.new(tape, one.shape, to, "grad_narrow", one.nbytes)
+               for one, to in ((of_rows, dtype), (wide, weight.dtype))]
+        del of_rows, wide, narrow, part, tile
+        return [*own]
+
+    node = tape.node((chosen, weight), (chosen, weight), backward)
+    tile = aten.new(tape, (min(rows, _TILE[0]), _TILE[1]), run.compute, "tile")
+    kept = _tiles(tape, run, (rows, dtype), 1, held=False)
+    del kept
+    del tile
+    chosen = None
+    sums = [aten.new(tape, (rows,), "fp32", name, 4 * rows) for name in ("log_sum_exp", "entropies")]
+    tape.save(node, *sums)
+    out = aten.new(tape, (), "fp32", "loss", 4 * rows, Kernel.LOSS)
+    out.node = node
+    return out
+
+
+def _scored(tape: Tape, run: LayerWorkload, hidden: Tensor, rows: int) -> Tensor:
+    """Rows of `hidden` [b, s, h] that are scored: `hidden[:, :-1][mask]`, [rows, h].
+
+    Its gradient is put into zeros of all positions but the last, and these into zeros of all.
+    """
+    shape, dtype = hidden.shape, hidden.dtype
+    most = (shape[0], shape[1] - 1, shape[2])
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        of_most = aten.new(tape, most, dtype, "grad_of_rows", hidden_bytes)
+        grads.clear()
+        whole = aten.new(tape, shape, dtype, "grad_hidden", of_most.nbytes)
+        del of_most
+        return [whole]
+
+    hidden_bytes = hidden.nbytes
+    mask = aten.new(tape, most[:2], "uint8", "counts", 8 * run.tokens)
+    node = tape.node((hidden,), (mask,), backward)
+    chosen = aten.new(tape, (rows, shape[2]), dtype, "scored_hidden", hidden.nbytes, Kernel.COPY)
+    chosen.node = node
+    return chosen
+
+
+def _tiles(tape: Tape, run: LayerWorkload, hidden: tuple[int, str], products: int, *,
+           held: bool) -> tuple[Tensor | None, Tensor | None]:
+    """Products of all tiles, `products` each; returns the last casts of hidden states and of the weight.
+
+    `hidden`: rows and type of the hidden states. `held`: a cast of the weight stays until the next one is there.
+    """
+    weight, (rows, dtype), (vocab, width) = run.params["weight"], hidden, run.params["weight"].shape
+    narrow: Tensor | None = None
+    part: Tensor | None = None
+    for first in range(0, rows, _TILE[0]):
+        size = min(_TILE[0], rows - first)
+        if dtype != run.compute:
+            narrow = aten.new(tape, (size, width), run.compute, "narrow_hidden", 4 * size * width, Kernel.COPY)
+        for start in range(0, vocab, _TILE[1]):
+            entries = min(_TILE[1], vocab - start)
+            if weight.dtype != run.compute:
+                part = aten.new(tape, (entries, width), run.compute, "narrow_weight", 4 * entries * width, Kernel.COPY)
+            for _ in range(products):
+                tape.compute(Kernel.GEMM, 2 * size * entries * width, 2 * (size + entries) * width + 4 * size * entries,
+                             shape_of(size, entries))
+            tape.compute(Kernel.LOSS, 3 * size * entries, 2 * size * entries)
+            if not held:
+                part = None
+    return narrow, part

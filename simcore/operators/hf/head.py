@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Head, LayerKind
-from simcore.operators.hf.chunked import FUSED, chunked_loss, fused_head
+from simcore.operators.hf.chunked import FUSED, LM_HEAD, chunked_loss, fused_head, fused_lm_head
 from simcore.operators.hf.families import norm
 from simcore.operators.hf.layers import linear
 from simcore.operators.hf.losses import cut_loss, liger_loss
@@ -49,19 +50,23 @@ def _stream(kind: LayerKind) -> str:
 def head(tape: Tape, kind: LayerKind, block: Head, run: LayerWorkload) -> RecordedLayer:
     """Recording, forward and backward, of the output projection: of logits, or of the loss itself.
 
-    The losses `cut`, `liger`, `chunked` and `fused_linear` make the logits themselves. For these it raises NotYet if
-    the head has an adapter, if logits are scaled or capped (they know of neither) or if the hidden state is fp32.
+    The losses `cut`, `liger`, `chunked`, `fused_linear` and `fused_lm_head` make the logits themselves. For these it
+    raises NotYet if the head has an adapter, if the hidden state is fp32, or if logits are scaled or capped, of which
+    `fused_lm_head` alone knows.
     """
     weight = run.params["weight"]
-    body = {"cut": cut_loss, "liger": liger_loss, "chunked": chunked_loss, FUSED: fused_head}.get(run.loss, _logits)
+    body = {"cut": cut_loss, "liger": liger_loss, "chunked": chunked_loss, FUSED: fused_head,
+            LM_HEAD: fused_lm_head}.get(run.loss, _logits)
     if body != _logits and ("lora_a.weight" in run.params or block.bias):
         raise NotYet(Problem("training.loss", f"not yet: {run.loss} with an adapter or a bias of lm_head"))
-    if (changes_logits(kind) or kind.wide) and body != _logits:
+    changes = changes_logits(kind) and body != fused_lm_head
+    if (changes or kind.wide) and body != _logits:
         raise NotYet(Problem("training.loss", f"not yet: {run.loss} of scaled or capped logits or a hidden state in "
                              "fp32"))
     whole = replace(run, tp=1)  # over tp it is given whole sequences too
+    finish = (lambda out: out) if body == fused_lm_head else partial(finished_logits, tape, kind)
     return simple_part(tape, whole, leave_waiting if weight.tied else nothing, block.hidden,
-                       lambda hidden: finished_logits(tape, kind, body(
+                       lambda hidden: finish(body(
                            tape, run, aten.cast(tape, hidden, run.compute) if kind.wide else hidden)), _stream(kind))
 
 

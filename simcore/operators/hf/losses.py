@@ -12,7 +12,7 @@ from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Loss
 from simcore.operators.hf import remote_code
 from simcore.operators.hf.autocast import is_autocast
-from simcore.operators.hf.chunked import FUSED
+from simcore.operators.hf.chunked import FUSED, LM_HEAD
 from simcore.operators.hf.layers import is_of_hub
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.shared import aten
@@ -114,9 +114,9 @@ def liger_loss(tape: Tape, run: LayerWorkload, hidden: Tensor) -> Tensor:
 def loss_of(tape: Tape, block: Loss, run: LayerWorkload) -> RecordedLayer:
     """Recording of the loss of the logits, or of its division by the number of labels.
 
-    The latter if the head has made the loss already (`cut`, `liger`, `chunked`, `fused_linear`).
+    The latter if the head has made the loss already (`cut`, `liger`, `chunked`, `fused_linear`, `fused_lm_head`).
     """
-    cut = run.loss in ("cut", "liger", "chunked", FUSED)  # the head has made it already
+    cut = run.loss in ("cut", "liger", "chunked", FUSED, LM_HEAD)  # the head has made it already
     if run.loss == "log_probs":
         return _log_probs_loss(tape, block, run)
     if run.loss == REWARDS:
