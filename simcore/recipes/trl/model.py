@@ -15,7 +15,7 @@ from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, Off, Row, Says, read_rows
 from simcore.recipes.trl.releases import Release
 
-__all__ = ["read_loss", "read_model"]
+__all__ = ["read_layers", "read_loss", "read_model"]
 
 _FILES: Final = ("revision", "code_revision", "cache_dir", "token", "local_files_only", "subfolder", "force_download",
                  "use_safetensors", "variant", "low_cpu_mem_usage", "weights_only")
@@ -71,6 +71,11 @@ def read_loss(reader: Reader, draft: Draft, launch: Launch, release: Release) ->
         draft.use(kind, why="the model's own loss")
         draft.default("training.loss", "hf", release.name, _WHOLE)
         draft.unmodelled_default("mean_token_accuracy", "on", _ACCURACY)
+    read_layers(reader, draft)
+
+
+def read_layers(reader: Reader, draft: Draft) -> None:
+    """Writes Liger's layers; lists the loss that balances experts."""
     _read_balancing(reader, draft)
     liger = reader.flag("use_liger_kernel")
     kernels = reader.matching("liger_kernel_config", "liger_kernel_config.*")

@@ -15,6 +15,7 @@ from simcore.recipes.huggingface.accelerate import read_processes
 from simcore.recipes.huggingface.companions import companions_of
 from simcore.recipes.huggingface.fields import fields_of
 from simcore.recipes.huggingface.script import Script, names_model, read_started
+from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.huggingface.tf32 import read_tf32
 from simcore.recipes.huggingface.trainer import read_batches, read_optimizer, read_sharding
 from simcore.recipes.imported import Imported, with_job
@@ -27,8 +28,12 @@ from simcore.recipes.trl.arguments import read_launcher
 from simcore.recipes.trl.batches import read_lengths
 from simcore.recipes.trl.checkpointing import read_checkpointing
 from simcore.recipes.trl.formats import read_formats, write_formats
-from simcore.recipes.trl.model import read_loss, read_model
-from simcore.recipes.trl.releases import older_names, read_older, release_of
+from simcore.recipes.trl.grpo.batches import read_micro
+from simcore.recipes.trl.grpo.lengths import read_lengths as read_lengths_of_answers
+from simcore.recipes.trl.grpo.recipe import begin_grpo, is_grpo, read_grpo, refuse_older
+from simcore.recipes.trl.grpo.without_effect import NAMES
+from simcore.recipes.trl.model import read_layers, read_loss, read_model
+from simcore.recipes.trl.releases import OLD, older_names, read_older, release_of
 from simcore.recipes.trl.stages import refuse_stage
 from simcore.recipes.trl.without_effect import OF_SCRIPTS, WITHOUT_EFFECT
 from simcore.recipes.trl.written import WRITER
@@ -39,7 +44,7 @@ _OTHERS: Final = frozenset({"stage", "finetuning_type", "template", "cutoff_len"
 """Keys of recipes of other tools that also name their model by `model_name_or_path`."""
 
 
-_STARTS: Final = re.compile(r"\btrl\s+sft\b|\bsft\w*\.py\b")
+_STARTS: Final = re.compile(r"\btrl\s+(?:sft|grpo)\b|\b(?:sft|grpo)\w*\.py\b")
 _NAMES_FILE: Final = re.compile(r"--config[ =]")
 
 
@@ -58,11 +63,14 @@ def _of_document(files: Sequence[RecipeFile], script: Script, *, loose: bool) ->
     file = files[0]
     names = frozenset(map(str, script.document.data))
     release = release_of(names)
-    reader = Reader(script.document, fields=fields_of("trl") | OF_SCRIPTS | {"env"}, older=older_names(names))
+    reader = Reader(script.document, fields=fields_of("trl") | OF_SCRIPTS | NAMES | {"env"}, older=older_names(names))
     draft = Draft("trl", file.path, script.answers)
     draft.infer("name", Path(file.path).stem, "the file's name")
-    if refuse_stage(reader, draft):
+    grpo = is_grpo(reader)
+    if (refuse_older(reader, draft, OLD) if grpo else refuse_stage(reader, draft)):
         return draft.imported([reader], loose=loose)
+    if grpo:
+        begin_grpo(reader, draft)
     read_older(reader, draft, release)
     draft = read_launcher(reader, draft, [Path(one.path).name for one in files[1:]])
     beside = companions_of(files[1:], draft, takes=("accelerate", "deepspeed", "adapter"))
@@ -75,15 +83,23 @@ def _of_document(files: Sequence[RecipeFile], script: Script, *, loose: bool) ->
     read_method(reader, draft, beside.adapter, launch, formats)
     write_formats(draft, formats, launch, release)
     read_tf32(reader, draft, casts=bool(formats.mixed))
-    read_loss(reader, draft, launch, release)
     read_checkpointing(reader, draft, launch, release)
-    read_lengths(reader, draft, release)
+    if grpo:
+        read_layers(reader, draft)
+        read_lengths_of_answers(reader, draft)
+        read_micro(reader, draft)
+    else:
+        read_loss(reader, draft, launch, release)
+        read_lengths(reader, draft, release)
     read_batches(reader, draft, launch)
+    if grpo:
+        upcast = launch.shards in (Shards.EACH, Shards.FLAT) and bool(formats.mixed) and formats.stored != "fp32"
+        read_grpo(reader, draft, formats.stored if upcast else "")
     read_optimizer(reader, draft, launch, release.optimizer, release.trainer)
     read_rows(reader, draft, WITHOUT_EFFECT)
     imported = draft.imported([reader, *beside.readers()], loose=loose)
     return with_job(with_environment(imported, script.environment), script.job)
 
 
-FORMAT: Final = Format("trl", "TRL YAML (trl sft)", _recognises, _read, WRITER, takes_launcher=True,
+FORMAT: Final = Format("trl", "TRL YAML (trl sft, trl grpo)", _recognises, _read, WRITER, takes_launcher=True,
                        repeats="f2cd5771 scripts/utils.py: yaml.safe_load")
