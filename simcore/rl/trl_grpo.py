@@ -42,7 +42,7 @@ _SOURCE: Final = "TRL 1.16.0 trainer/grpo_trainer.py"
 _UTILIZATION: Final = {True: 0.3, False: 0.9}
 """Shares of memory: vllm_gpu_memory_utilization (`trainer/grpo_config.py`), and a server's (vLLM's default)."""
 _MOST_TOKENS: Final = 4096
-"""max_num_batched_tokens of a colocated engine (`generation/vllm_generation.py`:366)."""
+"""max_num_batched_tokens of a colocated engine (`generation/vllm_generation.py`:359)."""
 
 
 @dataclass(frozen=True, eq=False)

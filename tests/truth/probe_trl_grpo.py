@@ -1,6 +1,7 @@
 """What GRPOTrainer of TRL 1.16.0 allocates for log-probabilities and their loss, and in which order a step goes.
 
     python -P tests/truth/probe_trl_grpo.py > tests/truth/trl_grpo/trl-1.16.0-torch-2.13.0.json
+    python -P tests/truth/probe_trl_grpo.py --steps > tests/truth/trl_grpo/steps-trl-1.16.0.json
 
 `-P`, since `tests/truth/vllm` is no package. A CPU runs the trainer's own `compute_loss` on small Llamas. On CUDA a
 token's statistics are made by Triton's kernels, which a CPU does not run: launches that do nothing stand in for them,
@@ -8,7 +9,10 @@ and sums of gradients are made in place as CUDA makes them (`kernels/chunked_log
 made in Python.
 
 `losses`: signed bytes of all tensors of half a scored hidden state's size and more, from the end of the last norm until
-the loss is there (`forward`), and from there until that norm's gradient is (`backward`).
+the loss is there (`forward`), and from there until that norm's gradient is (`backward`). With `--steps` the trainer
+trains, and `steps` says what one rank does in its second step, in order: "sync" (weights go to vLLM), and rows that it
+lets "generate", of each pass that is "score"d, of the reference model ("refer"), of each microbatch ("train"), and
+"step" of the optimizer. A stand-in for vLLM, and for `generate`, gives answers of one token.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from peft import LoraConfig
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch.profiler import ProfilerActivity, profile, record_function
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, PrinterCallback, TrainerCallback
 from trl.kernels import chunked_logprob
 from trl.trainer import grpo_trainer, utils
 
@@ -155,8 +159,88 @@ FIRST: list[dict[str, Any]] = [
         (1, 64, 40000, "bf16", True, False), (2, 2100, 40000, "fp32", True, False), (1, 48, 5000, "fp32", False, True))]
 
 
+# ---- steps -----------------------------------------------------------------------------------------------------------
+class Standing:
+    """Stand-in for VLLMGeneration."""
+
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+
+    def sync_weights(self) -> None:
+        self.events.append("sync")
+
+    def generate(self, prompts: Any, **_: Any) -> Any:
+        self.events.append(f"generate {len(prompts)}")
+        return prompts, [[1]] * len(prompts), [[[-1.0]]] * len(prompts), None
+
+
+def watched(module: Any, events: list[str], name: Any) -> None:
+    own = module.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("fused_lm_head"):
+            events.append(f"{name()} {len(kwargs['input_ids'])}")
+        return own(*args, **kwargs)
+
+    module.forward = forward
+
+
+def steps(case: dict[str, Any]) -> dict[str, Any]:
+    """Events of the second step of a run, which is the longer of one optimizer step and one generation."""
+    events: list[str] = []
+    cycle = case["per_generation"] * case["iterations"]
+    seen = max(cycle, case["accumulated"])
+    vars(grpo_trainer)["VLLMGeneration"] = lambda **_: Standing(events)
+    small = {"vocab": 512, "hidden": 16, "dtype": "fp32", "completion": 4, **case}
+    made = trainer(small, num_generations=2, steps_per_generation=case["per_generation"], use_vllm=case["vllm"],
+                   num_iterations=case["iterations"], gradient_accumulation_steps=case["accumulated"],
+                   max_steps=2 * seen // case["accumulated"] + 1,
+                   vllm_importance_sampling_correction=case["correction"])
+    own = made.model.get_base_model() if case["lora"] else made.model
+
+    def passing() -> str:
+        off = any(getattr(module, "disable_adapters", False) is True for module in own.modules())
+        return "train" if torch.is_grad_enabled() else "refer" if off else "score"
+
+    def answered(input_ids: Any, **_: Any) -> Any:
+        events.append(f"generate {len(input_ids)}")
+        return torch.cat([input_ids, torch.ones_like(input_ids[:, :1])], dim=1)
+
+    watched(own, events, passing)
+    if made.ref_model is not None:
+        watched(made.ref_model, events, lambda: "refer")
+    made.model.generate = answered
+    made.add_callback(type("Stepped", (TrainerCallback,), {
+        "on_optimizer_step": lambda self, *_, **__: events.append("step")})())
+    made.remove_callback(PrinterCallback)
+    made.train()
+    trained = [number for number, one in enumerate(events) if one.startswith("train")]
+    begins = [_begin(events, trained[number * seen]) for number in (1, 2)]
+    return {**case, "steps": events[begins[0]:begins[1]]}
+
+
+def _begin(events: list[str], first: int) -> int:
+    """Place where what leads to a microbatch begins: behind the optimizer step before it."""
+    return next(number for number in range(first, 0, -1) if events[number - 1] == "step")
+
+
+def cases_of_steps(seed: int, count: int) -> list[dict[str, Any]]:
+    random, found = Random(seed), []
+    while len(found) < count:
+        case = {"batch": random.choice((1, 2, 4)), "accumulated": random.choice((1, 2, 4)),
+                "per_generation": random.choice((1, 2, 4)), "iterations": random.choice((1, 1, 2)),
+                "beta": random.choice((0.0, 0.1)), "lora": random.choice((True, False)),
+                "vllm": random.choice((True, False)), "correction": random.choice((True, True, False))}
+        cycle = case["per_generation"] * case["iterations"]
+        fits = cycle % case["accumulated"] == 0 or case["accumulated"] % cycle == 0
+        if case["batch"] * case["per_generation"] % 2 == 0 and fits:
+            found.append(case)
+    return found
+
+
 if __name__ == "__main__":
     patched()
-    chosen = FIRST if "--first" in sys.argv else [*FIRST, *cases(SEED, DRAWN)]
-    lines = ",\n ".join(json.dumps(loss(case)) for case in chosen)
-    print(f'{{"torch": "{torch.__version__}", "trl": "{trl.__version__}", "losses": [\n {lines}]}}')
+    made, name = (steps, "steps") if "--steps" in sys.argv else (loss, "losses")
+    chosen = cases_of_steps(SEED + 1, DRAWN) if made is steps else [*FIRST, *cases(SEED, DRAWN)]
+    lines = ",\n ".join(json.dumps(made(case)) for case in chosen)
+    print(f'{{"torch": "{torch.__version__}", "trl": "{trl.__version__}", "{name}": [\n {lines}]}}')

@@ -15,7 +15,8 @@ from simcore.recipes.reader import Reader
 __all__ = ["refuse_stage"]
 
 _ARGUMENTS: Final[Mapping[str, tuple[str, ...]]] = {
-    "trl rloo, or another trainer that generates": ("num_generations", "reward_funcs", "max_completion_length", "reward_weights", "scale_rewards"),
+    "trl rloo, or another trainer that generates": (
+        "num_generations", "reward_funcs", "max_completion_length", "reward_weights", "scale_rewards"),
     "trl kto": ("desirable_weight", "undesirable_weight"),
     "trl dpo, or another method of preferences": ("beta", "max_prompt_length", "precompute_ref_log_probs", "rpo_alpha",
                                                   "ref_model_name_or_path", "sync_ref_model", "reference_free"),
@@ -25,7 +26,7 @@ _ARGUMENTS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def refuse_stage(reader: Reader, draft: Draft) -> bool:
-    """True if the recipe is of another training than those that are read, which is refused with its first such argument."""
+    """True if the recipe is of a training that is not read, which is refused with its first such argument."""
     names = reader.names()
     command, found = next(((command, name) for command, known in _ARGUMENTS.items() for name in known
                            if name in names), ("", ""))

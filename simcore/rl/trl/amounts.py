@@ -51,11 +51,11 @@ def amounts_of(scenario: Scenario, rl: Rl) -> Amounts:
     batch = training.global_batch_size or generated
     if rl.generations == 1:
         raise IllegalLayout(Problem(scenario.where("rl", "generations"), "generations: 1: GRPO requires at least 2 "
-                                    "generations per prompt to calculate the advantages", f"{_RULE}:1136"))
+                                    "generations per prompt to calculate the advantages", f"{_RULE}:1139"))
     if generated % width:
         raise IllegalLayout(Problem(scenario.where("rl", "prompts"), f"prompts x generations = {generated:,}: must be "
                                     f"divisible by the global batch size ({width:,}: micro_batch_size x ranks)",
-                                    f"{_RULE}:1098"))
+                                    f"{_RULE}:1105"))
     if batch % width:
         raise InputError(Problem(scenario.where("training", "global_batch_size"), f"global_batch_size: expected a "
                                  f"multiple of micro_batch_size x ranks = {width:,}, got {batch:,}"))

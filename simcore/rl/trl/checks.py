@@ -47,7 +47,7 @@ def _check_keys(scenario: Scenario, rl: Rl) -> None:
     size = scenario.training.micro_batch_size
     if "logprob_batch_size" in rl.model_fields_set and rl.logprob_batch_size != size:
         raise IllegalLayout(Problem(scenario.where("rl", "logprob_batch_size"), f"logprob_batch_size: passes have the "
-                                    f"{size:,} sequences of micro_batch_size", f"{_TRAINER}:2501 batch_size = "
+                                    f"{size:,} sequences of micro_batch_size", f"{_TRAINER}:2505 batch_size = "
                                     "per_device_train_batch_size"))
 
 
@@ -55,7 +55,7 @@ def _of_training(scenario: Scenario) -> Iterator[InputError | IllegalLayout | No
     training, mesh = scenario.training, scenario.mesh
     if mesh.cp > 1:
         yield IllegalLayout(Problem(scenario.where("mesh", "cp"), "cp: GRPOTrainer does not support sequence-dim "
-                                    "parallelism", "TRL 1.16.0 trainer/grpo_config.py:1067"))
+                                    "parallelism", "TRL 1.16.0 trainer/grpo_config.py:1072"))
     for wrong, key, what in (
             (mesh.pp * mesh.tp * mesh.ep > 1, "mesh", "GRPO of TRL with pipeline, tensor or expert parallelism"),
             (training.loss not in ("auto", LM_HEAD), "training.loss", f"GRPO of TRL with another loss than {LM_HEAD}"),
@@ -72,13 +72,13 @@ def _of_reference(scenario: Scenario, rl: Rl) -> Iterator[InputError | IllegalLa
     full, at = scenario.training.method == "full", scenario.where("rl", "reference")
     if rl.reference == "host":
         yield IllegalLayout(Problem(at, "reference: host: the reference model lies on the device, as the policy does",
-                                    f"{_TRAINER}:1199 prepare_deepspeed, prepare_fsdp, prepare_model"))
+                                    f"{_TRAINER}:1184 prepare_deepspeed, prepare_fsdp, prepare_model"))
     if rl.sync_reference and rl.reference == "none":
         yield IllegalLayout(Problem(scenario.where("rl", "sync_reference"), "sync_reference: there is nothing to "
-                                    "synchronize without a reference model", f"{_TRAINER}:1207"))
+                                    "synchronize without a reference model", f"{_TRAINER}:1193"))
     if rl.sync_reference and not full:
         yield IllegalLayout(Problem(scenario.where("rl", "sync_reference"), "sync_reference: true with adapters: there "
-                                    "is no standalone `ref_model` instance to synchronize", f"{_TRAINER}:1213"))
+                                    "is no standalone `ref_model` instance to synchronize", f"{_TRAINER}:1199"))
     if rl.reference_params != "auto" and (rl.reference == "none" or not full):
         yield InputError(Problem(scenario.where("rl", "reference_params"), "reference_params: changes nothing without "
                                  "a reference model of its own"))
@@ -86,7 +86,7 @@ def _of_reference(scenario: Scenario, rl: Rl) -> Iterator[InputError | IllegalLa
 
 def _of_ratio(scenario: Scenario, rl: Rl, generation: Generation, amounts: Amounts) -> Iterator[IllegalLayout]:
     """The policy's own pass is left out where optimizer steps end with generations, and made elsewhere."""
-    at, rule = scenario.where("rl", "on_policy_ratio"), f"{_TRAINER}:2611 generate_every"
+    at, rule = scenario.where("rl", "on_policy_ratio"), f"{_TRAINER}:2642 generate_every"
     aligned = amounts.batch % (amounts.generated * rl.epochs) == 0
     if rl.on_policy_ratio and not aligned:
         yield IllegalLayout(Problem(at, "on_policy_ratio: true where sequences are older than an optimizer step: the "
@@ -120,10 +120,10 @@ def _of_vllm(scenario: Scenario, generation: Generation) -> Iterator[InputError 
                                  "nothing beside vLLM"))
     if generation.colocated and scenario.world_size % generation.tp:
         yield IllegalLayout(Problem(scenario.where("generation", "tp"), f"tensor_parallel_size ({generation.tp}) must "
-                                    f"divide world size ({scenario.world_size}) evenly", f"{_VLLM}:315"))
+                                    f"divide world size ({scenario.world_size}) evenly", f"{_VLLM}:316"))
     if "sleep_level" in generation.model_fields_set and generation.sleep_level == 1:
         yield IllegalLayout(Problem(scenario.where("generation", "sleep_level"), "sleep_level: 1: expected 2, or 0 "
-                                    "(vllm_enable_sleep_mode: false)", f"{_VLLM}:378 self.llm.sleep(level=2)"))
+                                    "(vllm_enable_sleep_mode: false)", f"{_VLLM}:366 self.llm.sleep(level=2)"))
     for wrong, key, what in (
             (generation.max_loras > 0, "max_loras", "adapters in buffers of vLLM: TRL merges them into its weights"),
             (generation.quantization != "auto", "quantization", "weights of vLLM in few bits beside TRL"),

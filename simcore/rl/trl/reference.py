@@ -1,7 +1,7 @@
 """The reference model beside TRL's policy: a second model on every rank, or the policy without its adapters.
 
 [Note: the reference model]
-TRL 1.16.0 `trainer/grpo_trainer.py`:1199, `models/utils.py`. There is none with `beta` 0; with adapters the policy
+TRL 1.16.0 `trainer/grpo_trainer.py`:1184, `models/utils.py`. There is none with `beta` 0; with adapters the policy
 passes with these off. Else a second model is read in the policy's type, and stays on the device. DeepSpeed
 (prepare_deepspeed): whole on every rank (stage 0) but under ZeRO 3, which shards it as the policy. FSDP 1
 (prepare_fsdp): in the policy's units. FSDP 2: `fully_shard` of the model alone, so that all of it is one unit, which is

@@ -32,8 +32,9 @@ def is_grpo(reader: Reader) -> bool:
 
 def begin_grpo(reader: Reader, draft: Draft) -> None:
     """Writes the workload, and whose step it is."""
-    first = next(reader.matching(name)[0] for name in _OWN if name in reader.names())
-    draft.infer("workload", "grpo", "an argument of `trl grpo`", where=first.where)
+    first = next(one for name in _OWN for one in reader.all() if one.path[0] == name)
+    draft.infer("workload", "grpo", "an argument of `trl grpo` (`trl rloo`, which is not read, may have it too)",
+                where=first.where)
     draft.infer("rl.trainer", "trl", "TRL's own loop", where=first.where)
 
 
