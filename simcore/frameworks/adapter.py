@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from simcore.inputs.scenario import Mesh as Degrees
 from simcore.models.blocks import LayerKind, Moe
@@ -145,6 +145,8 @@ class FrameworkAdapter:
     `trained_fronts`: classes of patches of the towers that it trains as a whole, where they are others.
     `scores_images`: workers of reinforcement learning over it are given images.
     `takes_pattern`: modules with adapters may be named by one regular expression, as by PEFT.
+    `summons`: how one parameter is made whole outside of a pass where transformers' Trainer trains with the framework:
+    it is ("whole"), "alone", with its "unit", or as a "tensor" of its own; "" where the Trainer does not.
     `chunks_loss`: training.logprob_chunk_size cuts the loss of a training step too.
     `of_stages`: framework options that mean nothing without pipeline stages, and are refused there.
     `axes`: mesh axes that may have more than one rank with a model; a job with another is refused (`table`), unless its
@@ -177,6 +179,7 @@ class FrameworkAdapter:
     freezes: tuple[str, ...] = ()
     saves_modules: tuple[str, ...] = ()
     chunks_loss: bool = False
+    summons: Literal["whole", "alone", "unit", "tensor", ""] = ""
     reads_images: bool = False
     trains_towers: bool = False
     replays_towers: bool = False

@@ -12,6 +12,7 @@ from simcore.frameworks.adapted import with_adapters
 from simcore.frameworks.adapter import FrameworkAdapter
 from simcore.frameworks.images import check_images, freezes_tower_alone, with_image_sides, with_text_model
 from simcore.frameworks.registry import asked_adapter
+from simcore.frameworks.scored_tokens import check_scored
 from simcore.inputs.scenario import Scenario
 from simcore.inputs.training import Imbalance, Quantization
 from simcore.models.blocks import Attention, Embedding, Moe
@@ -66,6 +67,7 @@ def prepare(scenario: Scenario) -> tuple[Job, Framework]:
     _check_base(job, adapter)
     _check_logprobs(job, adapter)
     _check_teacher(job)
+    check_scored(job)
     try:
         check_images(job, adapter)
         _check_host(job)

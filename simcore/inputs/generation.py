@@ -99,7 +99,7 @@ class Reward(Block):
 class Rl(Block):
     """One step of reinforcement learning."""
 
-    trainer: Literal["nemo_rl", "verl"] = Field(default="nemo_rl", description="Whose workers run the step")
+    trainer: Literal["nemo_rl", "verl", "trl"] = Field(default="nemo_rl", description="Whose code runs the step")
     prompts: Annotated[int, Field(ge=1, le=PROMPTS)] = Field(description="Prompts per step")
     generations: Annotated[int, Field(ge=1, le=GENERATIONS)] = Field(description="Generations per prompt")
     logprob_batch_size: Sequences = Field(default=1, description="Sequences per rank of one log-probability pass")
@@ -141,7 +141,16 @@ class Rl(Block):
         default=1, description="Parts in which a step's prompts are scored and trained on, gradients kept between them"
     )
     epochs: Annotated[int, Field(ge=1, le=EPOCHS)] = Field(
-        default=1, description="PPO: times that a step trains on its sequences"
+        default=1, description="PPO, and GRPO of TRL: times that a step trains on its sequences"
+    )
+    sync_reference: bool = Field(
+        default=False, description="TRL: the reference model takes a share of the policy's parameters now and then"
+    )
+    reference_params: DType = Field(
+        default="auto", description="TRL: format in which a second model's parameters rest; auto: the policy's"
+    )
+    gather_for_generation: bool = Field(
+        default=True, description="TRL under zero3: all parameters are gathered while the policy itself generates"
     )
     layered_summon: bool = Field(
         default=False, description="verl: adapters are gathered layer by layer, and the engine is not sent the base"
@@ -152,7 +161,8 @@ class Rl(Block):
 class Generation(Block):
     """The inference engine that generates, and its share of the GPUs."""
 
-    engine: Name = Field(default="vllm", description="Inference engine: vllm, or sglang beside a trainer")
+    engine: Name = Field(default="vllm", description="Inference engine: vllm, sglang beside a trainer, or "
+                       "transformers: TRL's policy itself")
     version: Literal["auto", "0.12.0", "0.25.1", "0.5.6", "0.5.12.post1"] = Field(
         default="auto", description="Its version; auto: 0.12.0 where it serves, 0.25.1 under NeMo RL, which pins it; "
         "of SGLang 0.5.6 beside verl, 0.5.12.post1 beside NeMo RL"

@@ -39,7 +39,7 @@ class Laid:
     `trained`: report of its training step; `journals`, `traffic`: memory and time of each class of `trained.ranks`, in
     that order, and what it sends; `simulation`: of its forward passes; `batch`: what the step trains on; `engine`,
     `engine_traffic`: of each of the `num_engine_ranks` ranks that only generate, None if engines share GPUs with
-    training.
+    training. `source`: of the order of phases.
     """
 
     scenario: Scenario
@@ -51,6 +51,7 @@ class Laid:
     engine: Journal | None = None
     num_engine_ranks: int = 0
     engine_traffic: tuple[TrafficRow, ...] = ()
+    source: str = "NeMo RL 7ea279ab, see simcore/rl/step/phases.py"
 
     @property
     def limit(self) -> int:
@@ -276,4 +277,4 @@ def _host_phase(moment: Moment, host: Host, laid: Laid) -> HostPhase:
     return HostPhase.model_validate({
         "phase": moment.phase, "host_bytes": size, "device_bytes": device, "host_verdict": verdict,
         "device_verdict": laid.verdict(moment), "by_owner": owners,
-        "source": "NeMo RL 7ea279ab, see simcore/rl/step/phases.py"})
+        "source": laid.source})

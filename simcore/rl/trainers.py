@@ -13,6 +13,7 @@ from simcore.inputs.generation import Rl
 from simcore.inputs.scenario import Scenario
 from simcore.rl.nemo_rl import NEMO_RL
 from simcore.rl.step.trainer import Trainer
+from simcore.rl.trl.checks import KEYS as TRL_KEYS
 from simcore.rl.verl.workers import VERL
 from simcore.simulation.simulation import Simulation
 
@@ -54,7 +55,7 @@ def _check_keys(scenario: Scenario, trainer: Trainer) -> None:
     usual = Rl(prompts=1, generations=1)
     own = dict.fromkeys(name for one in TRAINERS.values() if trainer in one for kind in one for name in kind.keys)
     others = (name for one in TRAINERS.values() for kind in one for name in kind.keys if name not in own)
-    for name in others:
+    for name in (*others, *(name for name in TRL_KEYS if name not in own)):
         if getattr(scenario.rl, name) != getattr(usual, name):
             raise InputError(Problem(scenario.where("rl", name), f"{name}: changes nothing with trainer: "
                                      f"{scenario.rl.trainer}"))

@@ -18,6 +18,7 @@ from simcore.inputs.generation import Rl
 from simcore.inputs.scenario import Scenario
 from simcore.placement.job import topology_of
 from simcore.results.report import Assumption, Report, TrafficRow
+from simcore.rl import trl_grpo
 from simcore.rl.engines import ENGINES, served
 from simcore.rl.generating import check_ahead, check_lengths, generate_ns, rounds_of, sent_by_engine, told_of_lengths
 from simcore.rl.report import Laid, phase_report
@@ -61,12 +62,15 @@ def in_phases(scenario: Scenario, *, series: bool, timed: bool = True) -> Report
 
     Raises InputError, IllegalLayout and NotYet as the training step, the engine and NeMo RL's workers refuse.
     """
-    step = _dpo if scenario.workload == "dpo" else _grpo
+    step = _dpo if scenario.workload == "dpo" else trl_grpo.grpo if _is_of_trl(scenario) else _grpo
     return step(scenario, Request(series=series, timed=timed))
 
 
 def legal(scenario: Scenario) -> None:
     """Raises InputError, IllegalLayout or NotYet if the engine or a phase of a DPO or GRPO step refuses."""
+    if _is_of_trl(scenario):
+        trl_grpo.legal(scenario)
+        return
     if scenario.workload != "dpo":
         rl, engine = _asked(scenario)
         _num_engines(scenario, engine)
@@ -77,6 +81,15 @@ def legal(scenario: Scenario) -> None:
     trained = _trained(scenario)
     _passes_of(scenario, _training(scenario))
     check_step(legal_simulation(trained))
+
+
+def _is_of_trl(scenario: Scenario) -> bool:
+    """True for GRPO of TRL; NotYet for its other workloads."""
+    if scenario.workload == "dpo" or scenario.rl is None or scenario.rl.trainer != "trl":
+        return False
+    if scenario.workload != "grpo":
+        raise NotYet(Problem(scenario.where("rl", "trainer"), f"not yet: {scenario.workload} of TRL (served: grpo)"))
+    return True
 
 
 # ---- the scenarios inside --------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from simcore.simulation.simulation import Simulation, placed_simulation
 from simcore.timing.step import forward_ns
 from simcore.units import dtype_bytes
 
-__all__ = ["evaluated"]
+__all__ = ["Generated", "LoweredPasses", "evaluated", "generated", "lowered_passes"]
 
 _WRITTEN: Final = 2
 """Passes that are simulated: all after the first take as long as the second."""
@@ -89,7 +89,7 @@ def _changes(simulation: Simulation, asked: Evaluation) -> Iterator[dict[str, An
 
 # ---- the job of a pass -----------------------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)
-class _Lowered:
+class LoweredPasses:
     """Passes of one micro-batch size and length: one program of `_WRITTEN` passes for each class of ranks."""
 
     simulation: Simulation
@@ -110,16 +110,20 @@ def _batch(simulation: Simulation, asked: Evaluation) -> int:
     return asked.micro_batch_size or (loop.micro_batch if loop else 0) or training.micro_batch_size
 
 
-def _lowered(simulation: Simulation, asked: Evaluation, seq_len: int) -> _Lowered:
-    passing = placed_simulation(_passing(simulation.job.scenario, _batch(simulation, asked), seq_len))
-    return _Lowered(passing, tuple(_program(passing, plan, _WRITTEN) for plan in passing.plans))
+def lowered_passes(simulation: Simulation, batch: int, seq_len: int, key: str = "evaluation") -> LoweredPasses:
+    """Passes without gradients of `batch` sequences of `seq_len` tokens. `key`: scenario's block that asks for them.
+
+    Raises InputError, IllegalLayout and NotYet as the framework refuses these sizes.
+    """
+    passing = placed_simulation(_passing(simulation.job.scenario, batch, seq_len, key))
+    return LoweredPasses(passing, tuple(_program(passing, plan, _WRITTEN) for plan in passing.plans))
 
 
-def _passing(scenario: Scenario, batch: int, seq_len: int) -> Scenario:
+def _passing(scenario: Scenario, batch: int, seq_len: int, key: str) -> Scenario:
     """The training's scenario with other sizes, and without what only backward needs."""
     if batch * seq_len > TOKENS:
         told = f"expected at most {TOKENS} tokens in one pass, got seq_len {seq_len} x micro_batch_size {batch}"
-        raise InputError(Problem(scenario.where("evaluation"), f"evaluation: {told}"))
+        raise InputError(Problem(scenario.where(key), f"{key}: {told}"))
     offload = scenario.training.offload.model_copy(update={"activations": "none"})
     num = batch * scenario.mesh.dp_replicate * scenario.mesh.dp_shard * max(scenario.mesh.pp, 1)
     training = scenario.training.model_copy(update={
@@ -138,7 +142,7 @@ def _program(simulation: Simulation, plan: Plan, count: int) -> Program:
 def _passes(simulation: Simulation, report: Report, resting: Mapping[str, int], asked: Evaluation) -> HostPhase:
     training = simulation.job.scenario.training
     seq_len = asked.seq_len or training.seq_len
-    lowered = _lowered(simulation, asked, seq_len)
+    lowered = lowered_passes(simulation, _batch(simulation, asked), seq_len)
     width, per_rank = _width(simulation), _batch(simulation, asked)
     num = -(-(asked.sequences or per_rank * width) // (per_rank * width))
     kept = _kept(simulation, asked, per_rank * seq_len, num) if asked.keep_logits else _Kept(0, 0, 0)
@@ -190,28 +194,57 @@ def _ranks_per_host(simulation: Simulation) -> int:
 
 
 # ---- generation ------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """Tokens that the trained model itself generates: bytes on each class of ranks, and time of one round in ns.
+
+    `filled`: most bytes while prompts are read; `cached`: while the last token is made; `states`, `full`: of keys and
+    values in either. All else that the training holds is among them: `rest`. `ns`: None where nothing is timed.
+    """
+
+    rest: tuple[int, ...]
+    filled: tuple[int, ...]
+    cached: tuple[int, ...]
+    states: int
+    full: int
+    ns: int | None
+
+
+def generated(simulation: Simulation, batch: int, prompt: int, new: int, key: str = "evaluation", *,
+              timed: bool = True) -> Generated:
+    """Generation of `new` tokens behind `prompt` tokens of `batch` sequences by transformers' generate.
+
+    `key`: scenario's block that asks for them. Raises as `lowered_passes`, and NotYet for layers whose cache is not
+    known.
+    """
+    prefill, token = (lowered_passes(simulation, batch, length, key) for length in (prompt, 1))
+    states, longest = _cache(simulation, batch, prompt), _longest_key(simulation, batch, prompt + new)
+    full = _cache(simulation, batch, prompt + new)
+    sampled = batch * simulation.job.graph.architecture.vocab * _FP32
+    ns = _generation_ns(simulation, new, (prefill, token), (states + full) // 2) if timed else None
+    return Generated(tuple(_at_rest(program) for program in token.programs),
+                     tuple(_before_head(program) + states for program in prefill.programs),
+                     tuple(balance(program).peak_bytes + full + longest + sampled for program in token.programs),
+                     states, full, ns)
+
+
 def _generation(simulation: Simulation, report: Report, resting: Mapping[str, int], asked: Evaluation) -> HostPhase:
-    prompt, new = asked.seq_len or simulation.job.scenario.training.seq_len, asked.generate_tokens
-    prefill, token = (_lowered(simulation, asked, length) for length in (prompt, 1))
-    per_rank, tops = _batch(simulation, asked), []
-    states, key = _cache(simulation, per_rank, prompt), _longest_key(simulation, per_rank, prompt + new)
-    full = _cache(simulation, per_rank, prompt + new)
-    sampled = per_rank * simulation.job.graph.architecture.vocab * _FP32
-    for first, then in zip(prefill.programs, token.programs, strict=True):
-        filled, cached = _before_head(first) + states, balance(then).peak_bytes + full + key + sampled
-        tops.append(max((filled, {"kv_cache": states, "pass over the prompt": filled - states}),
-                        (cached, {"kv_cache": full, "pass of a token": cached - full}), key=lambda top: top[0]))
-    return _phase("generate", simulation, report, tops, resting, None if simulation.timing is None else _generation_ns(
-        simulation, asked, (prefill, token), (states + full) // 2))
+    prompt, batch = asked.seq_len or simulation.job.scenario.training.seq_len, _batch(simulation, asked)
+    found = generated(simulation, batch, prompt, asked.generate_tokens, timed=simulation.timing is not None)
+    states, full = found.states, found.full
+    tops = [max((filled, {"kv_cache": states, "pass over the prompt": filled - states}),
+                (cached, {"kv_cache": full, "pass of a token": cached - full}), key=lambda top: top[0])
+            for filled, cached in zip(found.filled, found.cached, strict=True)]
+    num = -(-(asked.sequences or 1) // (batch * _width(simulation)))
+    return _phase("generate", simulation, report, tops, resting, None if found.ns is None else num * found.ns)
 
 
-def _generation_ns(simulation: Simulation, asked: Evaluation, passes: tuple[_Lowered, _Lowered], read: int) -> int:
-    """Duration in ns of all rounds: over the prompt and over each new token, which reads `read` bytes of cache."""
+def _generation_ns(simulation: Simulation, new: int, passes: tuple[LoweredPasses, LoweredPasses], read: int) -> int:
+    """Duration in ns of one round: over the prompt and over each new token, which reads `read` bytes of cache."""
     prefill, token = passes
     rate = simulation.topology.device.memory_bandwidth.si * simulation.topology.efficiency.kernels.copy_.memory.si
-    num = -(-(asked.sequences or 1) // (_batch(simulation, asked) * _width(simulation)))
     each = token.ns(_WRITTEN) // _WRITTEN + round(read / rate * 1e9)
-    return num * (prefill.ns(1) + asked.generate_tokens * each)
+    return prefill.ns(1) + new * each
 
 
 def _cache(simulation: Simulation, sequences: int, tokens: int) -> int:
@@ -244,6 +277,12 @@ def _longest_key(simulation: Simulation, sequences: int, tokens: int) -> int:
 def _key_width(simulation: Simulation) -> int:
     """Bytes of one element of a cached key: rotated in the type of the model's stream, fp32 under autocast."""
     return dtype_bytes(simulation.framework.options.hidden or simulation.framework.compute_dtype)
+
+
+def _at_rest(program: Program) -> int:
+    """Bytes that are allocated before the first pass."""
+    first = int(np.argmax(program.phase != Phase.BUILD))
+    return int(running(program)[first - 1]) if first else 0
 
 
 def _before_head(program: Program) -> int:

@@ -75,7 +75,7 @@ class Simulation:
         packed = pack_sequences(training)
         return Workload(inputs.batch, inputs.seq, inputs.rows_per_token,
                         sent_per_token(training.routing, top_k), counted, (packed.sequences, packed.attended),
-                        images=inputs.batch * (training.images or 0))
+                        images=inputs.batch * (training.images or 0), scored=training.scored_tokens or 0)
 
     def received_per_token(self) -> int:
         """Copies of tokens that the busiest rank's experts receive for each of its tokens, times 2**16."""

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from simcore.models.blocks import Attention, GatedDeltaNet, Mamba2, Mixer, Mlp, Moe
 from simcore.models.tensor import TensorSpec
+from simcore.operators.hf.chunked import LM_HEAD
 from simcore.placement.job import Draft, Job
 from simcore.recording.layer import PREFERENCE
 
@@ -148,5 +149,5 @@ def _check(job: Job, stored: str, *, casts: bool) -> None:
         raise job.not_yet("training.precision.params", f"preference_softmax in full, of parameters in {stored} beside "
                           f"a reference in {job.compute}")
     if stored != job.compute:
-        job.one_of("training.loss", job.scenario.training.loss, ("auto", "hf", "hf_keep_logits", "liger",
+        job.one_of("training.loss", job.scenario.training.loss, ("auto", "hf", "hf_keep_logits", "liger", LM_HEAD,
                                                                  *sorted(PREFERENCE)))

@@ -18,6 +18,7 @@ from simcore.inputs.training import Draws
 from simcore.models.blocks import Attention, GatedDeltaNet, LatentAttention, Mamba2, Moe
 from simcore.models.class_blocks import ClassPatches, ScaledPatches
 from simcore.models.vision_blocks import GridLayer, GridPatches, Patches, RowPatches
+from simcore.operators.hf.chunked import LM_HEAD
 from simcore.operators.hf.options import AttentionImplementation, HfOptions
 from simcore.placement.job import Draft, Job
 
@@ -77,7 +78,7 @@ def check(job: Job, options: dict[str, Any]) -> None:
     check_layers(job, options)
     job.refuse_capacity(NO_CAPACITY)
     job.one_of("training.loss", job.scenario.training.loss, ("auto", "hf", "hf_keep_logits", "cut", "liger",
-                                                              "log_probs", *OF_POLICIES))
+                                                              LM_HEAD, "log_probs", *OF_POLICIES))
 
 
 def check_layers(job: Job, options: dict[str, Any]) -> None:

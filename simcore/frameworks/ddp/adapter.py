@@ -16,6 +16,6 @@ ADAPTERS = {"ddp": FrameworkAdapter(
     implementations=tuple(LAYERS), implementation_of=lambda family, method: "hf",
     options=options_around,
     serves_qlora=True, saves_modules=("hf",), reads_images=True, replays_towers=True,
-    rests_towers=True,
+    rests_towers=True, summons="whole",
     axes=lambda graph: CAPABILITIES.axes,
 )}

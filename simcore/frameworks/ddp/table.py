@@ -61,6 +61,7 @@ from simcore.frameworks.preference import check_preference
 from simcore.models.blocks import Attention
 from simcore.models.class_blocks import ScaledPatches
 from simcore.models.vision_blocks import Patches, RowPatches
+from simcore.operators.hf.chunked import LM_HEAD
 from simcore.operators.hf.options import HfOptions
 from simcore.placement.afterwards import Afterwards
 from simcore.placement.capabilities import ONE_STAGE, PLAIN_TORCH, Capabilities
@@ -105,7 +106,8 @@ CAPABILITIES: Final = Capabilities(
     axes=("dp_replicate",),
     axes_refusal=("DistributedDataParallel replicates: its ranks are dp_replicate", RULE),
     offload=("activations",), fixed={**PLAIN_TORCH, **ONE_STAGE}, no_capacity=_transformers.NO_CAPACITY)
-LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", "chunked", "log_probs", *sorted(PREFERENCE))
+LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", "chunked", LM_HEAD, "log_probs",
+                 *sorted(PREFERENCE))
 
 
 def options_around(implementation: str) -> dict[str, tuple[Any, ...]]:

@@ -41,7 +41,7 @@ _ZERO3 = FrameworkAdapter(
     implementations=tuple(LAYERS), implementation_of=lambda family, method: "hf",
     options=partial(options_of_stage, 3),
     at_rest=AtRest(exact=exact_in_pieces, padding=piece_padding),
-    serves_qlora=True, host_buffers=beside_tensors, foreign=_FOREIGN,
+    serves_qlora=True, host_buffers=beside_tensors, foreign=_FOREIGN, summons="alone",
     axes=_axes_of("dp_shard"),  # copies of shards are refused under each stage: `table.py`
 )
 _PARTITIONED = AtRest(exact=exact_in_parts, padding=partition_padding)
@@ -50,10 +50,11 @@ ADAPTERS = {
         write_table=whole_table, hooks=WholeHooks, lora_tensors=name_adapters, takes_pattern=True,
         lora_dropout=peft_dropout, reads_images=True, replays_towers=True,
         versions=VERSIONS, implementations=tuple(LAYERS), implementation_of=lambda family, method: "hf",
-        options=options_around, serves_qlora=True, foreign=_FOREIGN, axes=_axes_of("dp_replicate")),
+        options=options_around, serves_qlora=True, foreign=_FOREIGN, summons="whole",
+        axes=_axes_of("dp_replicate")),
     "zero1": replace(_ZERO3, write_table=partial(zero_table, stage=1), hooks=Zero12Hooks, at_rest=_PARTITIONED,
-                     options=partial(options_of_stage, 1)),
+                     options=partial(options_of_stage, 1), summons="whole"),
     "zero2": replace(_ZERO3, write_table=partial(zero_table, stage=2), hooks=Zero12Hooks, at_rest=_PARTITIONED,
-                     options=partial(options_of_stage, 2)),
+                     options=partial(options_of_stage, 2), summons="whole"),
     "zero3": _ZERO3,
 }

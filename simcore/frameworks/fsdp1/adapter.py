@@ -19,7 +19,7 @@ ADAPTERS = {"fsdp1": FrameworkAdapter(
     options=lambda implementation: TRAINERS[implementation].options if implementation in TRAINERS else OPTIONS,
     at_rest=AtRest(mean=mean_in_units, exact=exact_in_units, padding=unit_padding_bytes),
     quantize=in_fp8, casts_parameters=True, serves_qlora=True,
-    reads_images=True, replays_towers=True, trained_fronts=(GridPatches,), scores_images=True,
+    reads_images=True, replays_towers=True, trained_fronts=(GridPatches,), scores_images=True, summons="unit",
     axes=lambda graph: CAPABILITIES.axes,
     memory_options=(MemoryOption("sync", {"framework_options.sync_gradients": "every"}),),
     needs={"lora": ADAPTED, "qlora": {**ADAPTED, STORAGE_OPTION: "bfloat16"}},

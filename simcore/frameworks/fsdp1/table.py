@@ -36,6 +36,7 @@ from simcore.frameworks.fsdp1.towers import FLATTEN, around_tower, check_tower, 
 from simcore.frameworks.fsdp2.split.ulysses import check_split, shard_axis
 from simcore.frameworks.fsdp2.units import Wrapping, units
 from simcore.models.graph import ModelGraph
+from simcore.operators.hf.chunked import LM_HEAD
 from simcore.operators.hf.options import HfOptions
 from simcore.placement.capabilities import ONE_STAGE, PLAIN_TORCH, Capabilities
 from simcore.placement.framework import Framework, Rule, TensorPolicy, Unit, UpdateTime
@@ -86,7 +87,7 @@ CAPABILITIES: Final = Capabilities(
     axes=("dp_replicate", "dp_shard"), offload=("params", "gradients", "optimizer", "activations"),
     fixed={**PLAIN_TORCH, **ONE_STAGE})
 SPLIT: Final = replace(CAPABILITIES, axes=("dp_replicate", "dp_shard", "cp"))
-LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", *OF_POLICIES)
+LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", LM_HEAD, *OF_POLICIES)
 WITHIN: Final[dict[str, ShardingStrategy]] = {"FULL_SHARD": "FULL_SHARD", "HYBRID_SHARD": "FULL_SHARD",
                                       "SHARD_GRAD_OP": "SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2": "SHARD_GRAD_OP",
                                       "NO_SHARD": "NO_SHARD"}

@@ -17,7 +17,7 @@ ADAPTERS = {"fsdp2": FrameworkAdapter(
     implementations=tuple(TRAINERS), implementation_of=lambda family, method: "hf",
     options=lambda implementation: TRAINERS[implementation].options,
     unadapted=("kempnerforge", "torchtitan"), quantize=in_fp8, serves_qlora=True, casts_parameters=True,
-    reads_images=True, replays_towers=True,
+    reads_images=True, replays_towers=True, summons="tensor",
     freezes=("hf",),  # a unit may have trainable and frozen parameters (torch 2.13 `_fsdp_param_group.py`)
     axes=lambda graph: open_axes(graph, axes_of(graph)),
     dispatchers={"alltoall": {}},  # rows are exchanged by NCCL's all-to-all: `operators/hf/moe.py`

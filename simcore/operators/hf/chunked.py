@@ -182,16 +182,13 @@ def fused_lm_head(tape: Tape, run: LayerWorkload, hidden: Tensor) -> Tensor:
     dtype = hidden.dtype
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
-        made = [aten.new(tape, (rows, width), "fp32", "grad_scored") if needs[0] else None,
-                aten.new(tape, weight.shape, "fp32", "grad_weight_wide") if needs[1] else None]
+        of_rows = aten.new(tape, (rows, width), "fp32", "grad_scored") if needs[0] else None
+        wide = aten.new(tape, weight.shape, "fp32", "grad_weight_wide") if needs[1] else None
         tile = aten.new(tape, (min(rows, _TILE[0]), _TILE[1]), run.compute, "tile")
-        of_hidden, of_weight = _tiles(tape, run, (rows, dtype), sum(needs) + 1, held=True)
+        narrow, part = _tiles(tape, run, (rows, dtype), sum(needs) + 1, held=True)
         own = [one if one is None or one.dtype == to else aten.new(tape, one.shape, to, "grad_narrow", one.nbytes)
-               for one, to in zip(made, (dtype, weight.dtype), strict=True)]
-        made.pop(0)
-        del made, of_hidden
-        del of_weight
-        del tile
+               for one, to in ((of_rows, dtype), (wide, weight.dtype))]
+        del of_rows, wide, narrow, part, tile
         return [*own]
 
     node = tape.node((chosen, weight), (chosen, weight), backward)

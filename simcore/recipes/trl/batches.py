@@ -81,14 +81,14 @@ def read_lengths(reader: Reader, draft: Draft, release: Release) -> None:
     draft.infer("training.micro_batch_size", 1, "one row a microbatch", micro, source=row.source)
 
 
-def read_lengths_of_pairs(reader: Reader, draft: Draft) -> None:
+def read_lengths_of_pairs(reader: Reader, draft: Draft, release: Release) -> None:
     """Writes the length of sequences, of a prompt and an answer, and the microbatch, in pairs."""
     limit, automatic = reader.integer("max_length"), reader.look("pad_to_multiple_of") == "auto"
     multiple = None if automatic else reader.integer("pad_to_multiple_of")
     draft.idle(reader.take("pad_to_multiple_of") if automatic else None, "GPUs need none")
     draft.idle(reader.take("truncation_mode"), "which end is cut")
     draft.idle(reader.matching("max_prompt_length", "max_completion_length"), "parts of what max_length cuts")
-    _write_length(draft, limit, multiple, 1, ("the longest that max_length allows", _LONGEST),
+    _write_length(draft, limit, multiple, _Row(1, "the longest that max_length allows", _LONGEST, release),
                   unlimited=_is_unlimited(reader))
     _write_micro(draft, reader.integer("per_device_train_batch_size"))
 

@@ -11,9 +11,11 @@ from simcore.recipes.answers import Answers
 from simcore.recipes.draft import Draft
 from simcore.recipes.environment import with_environment
 from simcore.recipes.format import Format
-from simcore.recipes.huggingface.accelerate import read_processes
+from simcore.recipes.huggingface.accelerate import Launch, read_processes
 from simcore.recipes.huggingface.companions import companions_of
+from simcore.recipes.huggingface.fields import fields_of
 from simcore.recipes.huggingface.script import Script, names_model, read_started
+from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.huggingface.tf32 import read_tf32
 from simcore.recipes.huggingface.trainer import read_batches, read_optimizer, read_sharding
 from simcore.recipes.imported import Imported, with_job
@@ -25,11 +27,15 @@ from simcore.recipes.trl.adapters import read_method
 from simcore.recipes.trl.arguments import read_launcher
 from simcore.recipes.trl.batches import read_lengths, read_lengths_of_pairs
 from simcore.recipes.trl.checkpointing import read_checkpointing
-from simcore.recipes.trl.formats import read_formats, write_formats
+from simcore.recipes.trl.formats import Formats, read_formats, write_formats
+from simcore.recipes.trl.grpo.batches import read_micro
+from simcore.recipes.trl.grpo.lengths import read_lengths as read_lengths_of_answers
+from simcore.recipes.trl.grpo.recipe import begin_grpo, read_grpo, refuse_older
+from simcore.recipes.trl.grpo.without_effect import NAMES
 from simcore.recipes.trl.model import read_kernels, read_loss, read_model
 from simcore.recipes.trl.preference import GONE, fields_of_stage, read_pairs, write_pairs
-from simcore.recipes.trl.releases import older_names, read_older, release_of
-from simcore.recipes.trl.stages import SFT, refuse_stage, stage_of
+from simcore.recipes.trl.releases import OLD, Release, older_names, read_older, release_of
+from simcore.recipes.trl.stages import GRPO, SFT, refuse_stage, stage_of
 from simcore.recipes.trl.without_effect import OF_SCRIPTS, WITHOUT_EFFECT
 from simcore.recipes.trl.written import WRITER
 
@@ -39,7 +45,7 @@ _OTHERS: Final = frozenset({"stage", "finetuning_type", "template", "cutoff_len"
 """Keys of recipes of other tools that also name their model by `model_name_or_path`."""
 
 
-_STARTS: Final = re.compile(r"\btrl\s+(?:sft|dpo|reward)\b|\b(?:sft|dpo|reward)\w*\.py\b")
+_STARTS: Final = re.compile(r"\btrl\s+(?:sft|dpo|grpo|reward)\b|\b(?:sft|dpo|grpo|reward)\w*\.py\b")
 _NAMES_FILE: Final = re.compile(r"--config[ =]")
 
 
@@ -59,12 +65,14 @@ def _of_document(files: Sequence[RecipeFile], script: Script, *, loose: bool) ->
     names = frozenset(map(str, script.document.data))
     draft = Draft("trl", file.path, script.answers)
     stage = stage_of(names, draft)
-    gone = frozenset() if stage == SFT else GONE
+    gone = frozenset() if stage in (SFT, GRPO) else GONE
     release = release_of(names, gone)
-    reader = Reader(script.document, fields=fields_of_stage(stage) | OF_SCRIPTS | {"env"}, older=older_names(names))
+    reader = Reader(script.document, fields=_fields(stage), older=older_names(names))
     draft.infer("name", Path(file.path).stem, "the file's name")
-    if refuse_stage(reader, draft, stage):
+    if refuse_older(reader, draft, OLD) if stage == GRPO else refuse_stage(reader, draft, stage):
         return draft.imported([reader], loose=loose)
+    if stage == GRPO:
+        begin_grpo(reader, draft)
     read_older(reader, draft, release, gone)
     draft = read_launcher(reader, draft, [Path(one.path).name for one in files[1:]])
     beside = companions_of(files[1:], draft, takes=("accelerate", "deepspeed", "adapter"))
@@ -77,19 +85,38 @@ def _of_document(files: Sequence[RecipeFile], script: Script, *, loose: bool) ->
     read_method(reader, draft, beside.adapter, launch, formats, release)
     write_formats(draft, formats, launch, release)
     read_tf32(reader, draft, casts=bool(formats.mixed))
-    (read_loss(reader, draft, launch, release) if stage == SFT else
-     read_pairs(reader, draft, release, stage))
-    read_kernels(reader, draft)
-    read_checkpointing(reader, draft, launch, release)
-    (read_lengths(reader, draft, release) if stage == SFT else read_lengths_of_pairs(reader, draft))
-    read_batches(reader, draft, launch)
-    if stage != SFT:
-        write_pairs(reader, draft)
+    _read_stage(reader, draft, stage, launch, formats, release)
     read_optimizer(reader, draft, launch, release.optimizer, release.trainer)
     read_rows(reader, draft, WITHOUT_EFFECT)
     imported = draft.imported([reader, *beside.readers()], loose=loose)
     return with_job(with_environment(imported, script.environment), script.job)
 
 
-FORMAT: Final = Format("trl", "TRL YAML (trl sft, dpo, reward)", _recognises, _read, WRITER, takes_launcher=True,
+def _fields(stage: str) -> frozenset[str]:
+    """Keys at the top of a recipe of a training, and those of scripts around it."""
+    return (fields_of("trl") | NAMES if stage == GRPO else fields_of_stage(stage)) | OF_SCRIPTS | {"env"}
+
+
+def _read_stage(reader: Reader, draft: Draft, stage: str, launch: Launch, formats: Formats, release: Release) -> None:
+    """Reads the loss, the lengths and the batches of a training."""
+    if stage == SFT:
+        read_loss(reader, draft, launch, release)
+    elif stage != GRPO:
+        read_pairs(reader, draft, release, stage)
+    read_kernels(reader, draft)
+    read_checkpointing(reader, draft, launch, release)
+    if stage == GRPO:
+        read_lengths_of_answers(reader, draft)
+        read_micro(reader, draft)
+        read_batches(reader, draft, launch)
+        upcast = launch.shards in (Shards.EACH, Shards.FLAT) and bool(formats.mixed) and formats.stored != "fp32"
+        read_grpo(reader, draft, formats.stored if upcast else "")
+        return
+    (read_lengths if stage == SFT else read_lengths_of_pairs)(reader, draft, release)
+    read_batches(reader, draft, launch)
+    if stage != SFT:
+        write_pairs(reader, draft)
+
+
+FORMAT: Final = Format("trl", "TRL YAML (trl sft, dpo, grpo, reward)", _recognises, _read, WRITER, takes_launcher=True,
                        repeats="f2cd5771 scripts/utils.py: yaml.safe_load")

@@ -17,7 +17,7 @@ from simcore.recipes.imported import Left
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, Off, Row, Says, read_rows
 
-__all__ = ["NEWEST", "OLDER", "Release", "note_norms", "older_names", "read_older", "release_of"]
+__all__ = ["NEWEST", "OLD", "OLDER", "Release", "note_norms", "older_names", "read_older", "release_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ _GONE: Final = ("evaluation_strategy", "warmup_ratio", "overwrite_output_dir", "
                 "save_safetensors", "dataset_batch_size", "num_of_sequences", "chars_per_token",
                 "include_tokens_per_second", "group_by_length", "no_cuda", "torchdynamo", "fp16_opt_level", "adafactor")
 """Arguments that no name of the newer releases takes the place of in the same words."""
-_OLD: Final = frozenset((*_RENAMED.values(), *_GONE))
+OLD: Final = frozenset((*_RENAMED.values(), *_GONE))
 _OLDEST: Final = ("max_seq_length", "use_liger", "dataset_batch_size", "num_of_sequences", "chars_per_token")
 """Arguments of TRL's that ended with 0.19 or before; others are transformers 4's, or ended later."""
 _FIRST: Final = ("max_seq_length", "per_gpu_train_batch_size", "use_liger")
@@ -82,14 +82,14 @@ def older_names(names: frozenset[str]) -> dict[str, str]:
 
 def release_of(names: frozenset[str], gone: frozenset[str] = frozenset()) -> Release:
     """The release by which a recipe with these names is read; `gone`: further arguments that the newest has not."""
-    return NEWEST if names.isdisjoint(_OLD | gone) else MIDDLE if names.isdisjoint(_OLDEST) else OLDER
+    return NEWEST if names.isdisjoint(OLD | gone) else MIDDLE if names.isdisjoint(_OLDEST) else OLDER
 
 
 def read_older(reader: Reader, draft: Draft, release: Release, gone: frozenset[str] = frozenset()) -> None:
     """Lists the arguments that only older releases have, and says by which release the recipe is read."""
     if release is NEWEST:
         return
-    known = frozenset(_OLDEST) if release is OLDER else _OLD | gone
+    known = frozenset(_OLDEST) if release is OLDER else OLD | gone
     first = next(one for one in reader.all() if one.key in known)
     default = "layers are recomputed, " if release.recomputes else "no layer is recomputed unless it is asked for, "
     draft.left.append(Left("not modelled", first.where, first.key, shorten(first.value),

@@ -15,13 +15,16 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.launch.trl import COMMANDS
 from simcore.recipes.reader import Reader
 
-__all__ = ["REWARD", "SFT", "refuse_stage", "stage_of"]
+__all__ = ["GRPO", "REWARD", "SFT", "refuse_stage", "stage_of"]
 
 SFT: Final = "sft"
+GRPO: Final = "grpo"
 REWARD: Final = "reward"
-_READ: Final = (SFT, "dpo", REWARD)
+_READ: Final = (SFT, "dpo", REWARD, GRPO)
 _ARGUMENTS: Final[Mapping[str, tuple[str, ...]]] = {
-    "grpo": ("num_generations", "reward_funcs", "max_completion_length", "reward_weights", "scale_rewards"),
+    "rloo": ("rloo_k", "reward_clip_range", "normalize_advantages"),
+    "gkd": ("teacher_model_name_or_path", "lmbda"),
+    GRPO: ("num_generations", "reward_funcs", "max_completion_length", "reward_weights", "scale_rewards"),
     "kto": ("desirable_weight", "undesirable_weight"),
     "dpo": ("beta", "max_prompt_length", "precompute_ref_log_probs", "rpo_alpha", "ref_model_name_or_path",
             "sync_ref_model", "reference_free", "f_divergence_type", "ld_alpha", "use_weighting", "loss_weights",

@@ -87,26 +87,30 @@ class Passes:
 
 
 def passes(simulation: Simulation, chunk: int | None = None, *, timed: bool = True, in_place: bool = False,
-           beside: float = 0, top_k: int = 0) -> Passes:
+           beside: float = 0, top_k: int = 0, trains: bool = False) -> Passes:
     """Memory, by class of ranks, and time of forward passes, one microbatch each: the first, and each further one.
 
     They are of the simulated model with all tensors frozen; their micro-batch size is that of `simulation`. `chunk`:
     tokens of a sequence whose log-probabilities are made at once, None for all. `timed` False: durations are 0.
     `in_place`: see [Note: in place]; `beside`: tensors in fp32 of the logits' size that are made of them then.
-    `top_k`: logits of a token that are chosen, in the place of its log-probability.
+    `top_k`: logits of a token that are chosen, in the place of its log-probability. `trains`: passes are of the model
+    that trains, under torch.no_grad(); all that its training keeps between steps is there.
     """
     frozen = simulation.job.graph.with_tensors(_frozen)
-    plans = [place(frozen, simulation.job.mesh, simulation.framework, c.representative) for c in simulation.classes]
-    programs = [_program(simulation, plan, _WRITTEN) for plan in plans]
+    plans = simulation.plans if trains else [place(frozen, simulation.job.mesh, simulation.framework, c.representative)
+                                             for c in simulation.classes]
+    programs = [_program(simulation, plan, _WRITTEN, no_grad=trains) for plan in plans]
     rest = tuple(resting(program) for program in programs)
     above = tuple(_above(program, own, simulation, chunk, plan, beside=beside if in_place else None, top_k=top_k)
                   for program, own, plan in zip(programs, rest, plans, strict=True))
-    return Passes(rest, above, tuple(programs), _durations(simulation, plans, programs) if timed else (0, 0))
+    return Passes(rest, above, tuple(programs), _durations(
+        simulation, plans, programs, no_grad=trains) if timed else (0, 0))
 
 
-def _durations(simulation: Simulation, plans: Sequence[Plan], two: Sequence[Program]) -> tuple[int, int]:
+def _durations(simulation: Simulation, plans: Sequence[Plan], two: Sequence[Program], *,
+               no_grad: bool) -> tuple[int, int]:
     """Time in ns of the first pass and of each further one; `two`: programs of two passes, one for each plan."""
-    first = [_program(simulation, plan, 1) for plan in plans]
+    first = [_program(simulation, plan, 1, no_grad=no_grad) for plan in plans]
     first_ns, both_ns = (forward_ns(programs, simulation.classes, simulation.routes, simulation.framework)
                          for programs in (first, two))
     return first_ns, both_ns - first_ns
@@ -116,9 +120,10 @@ def _frozen(kind: LayerKind, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec,
     return tuple(replace(spec, trainable=False) for spec in specs)
 
 
-def _program(simulation: Simulation, plan: Plan, count: int) -> Program:
+def _program(simulation: Simulation, plan: Plan, count: int, *, no_grad: bool = False) -> Program:
     order = tuple(action for action in actions(simulation.framework.schedule, plan.stage, count) if action.forward)
-    return lower(plan, simulation.workload(plan), order, hooks_of(simulation.framework))
+    workload = replace(simulation.workload(plan), no_grad=no_grad)
+    return lower(plan, workload, order, hooks_of(simulation.framework), updates=not no_grad)
 
 
 def resting(program: Program) -> dict[str, int]:

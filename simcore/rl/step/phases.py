@@ -34,10 +34,10 @@ from simcore.rl.step.refit import Buffers, Gathered, alternating, broadcast_buff
 from simcore.timing.collective import collective_ns
 from simcore.vllm.protocol import InferenceEngine
 
-__all__ = ["CRITIC", "ENGINE", "FIXED", "FORWARD", "GATHERS", "POLICY", "REFERENCE", "REFIT", "REWARD", "SCORING",
-           "STEPS", "GrpoStep", "away", "back", "category_name", "dpo_step", "engine_step", "generate", "grpo_step",
-           "host_ns", "is_outside", "outside", "packing_ns", "put_asleep", "put_to_sleep", "refer", "sample", "score",
-           "start", "train", "wake"]
+__all__ = ["BROADCAST", "CRITIC", "DECODING", "ENGINE", "FIXED", "FORWARD", "GATHERS", "PACKING", "POLICY",
+           "REFERENCE", "REFIT", "REWARD", "SCORING", "STEPS", "WAITING", "GrpoStep", "away", "back", "category_name",
+           "dpo_step", "engine_step", "generate", "grpo_step", "host_ns", "is_outside", "outside", "packing_ns",
+           "put_asleep", "put_to_sleep", "refer", "sample", "score", "start", "train", "wake"]
 
 POLICY, FIXED, ENGINE, REFERENCE, REFIT = "policy", "policy, fixed", "engine", "reference policy", "refit"
 CRITIC, REWARD = "critic", "reward model"

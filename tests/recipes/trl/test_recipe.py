@@ -331,13 +331,13 @@ def test_adapters_beside_a_packed_base_are_wider_in_an_older_recipe() -> None:
 
 
 @pytest.mark.parametrize(("said", "command"), [
-    ({"num_generations": 8, "beta": 0.0, "max_prompt_length": 64}, "trl grpo"),
+    ({"num_generations": 8, "normalize_advantages": True}, "trl rloo"),
     ({"desirable_weight": 1.0, "beta": 0.1}, "trl kto")])
 def test_other_trainings_than_sft_are_named(said: dict[str, Any], command: str) -> None:
     """Nothing else of such a recipe is complained about."""
     message = refusal({**RECIPE, **said})
     assert command in message
-    assert "read: `trl sft`" in message
+    assert "read: `trl sft`, `trl dpo`, `trl reward`, `trl grpo`" in message
     assert "unknown key" not in message
 
 
