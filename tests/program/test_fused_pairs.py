@@ -32,7 +32,7 @@ MANY, FEW = 32, 64
 """Bytes a token of what the probe keeps, and of what is not recorded one by one: labels, masks, statistics."""
 RNG_STATE = 5056
 """Bytes of the state of a CPU's random numbers, which each checkpoint keeps, on the host."""
-FILES = ["preference-trl-1.16.0.json"]
+FILES = ["preference-trl-1.16.0.json", "preference-drawn-trl-1.16.0.json"]
 
 
 def truth(name: str) -> list[dict[str, Any]]:

@@ -9,8 +9,9 @@ ZeRO-3: `zero3_hooks` (parameters gathered and released around each module; whic
 `module_order` (calls of modules as hooks see them: linears, adapters, experts, leaves), `prefetch_trace` (the recorded
 order of these calls, which gathers ahead; distance to the next use: `ReuseDistance`; frozen and packed weights:
 `LivePackedWeights`), `zero12_copies`
-(flat buffers of coalesced gathers, used by ZeRO-3 only), `hpz` (secondary partitions: `HpzShards`).
-All stages: `sequences` (ranks that share them: Ulysses), `uncontiguous_gradients` (no bucket), `offload_gradients` and
+(flat buffers of coalesced gathers, used by ZeRO-3 only), `hpz` (secondary partitions: `HpzShards`), `reference` (a
+second engine, of a reference model).
+All stages: `sequences` (ranks that share them: Ulysses), `gradients` (without a bucket), `offload_gradients` and
 `offload_buffers` (host memory; NVMe's rule for what is swapped is in `hardware/nvme.py`), `at_rest` (bytes at rest).
 Upstream: `deepspeed/runtime/zero/`.
 """

@@ -9,5 +9,5 @@ how backward of a layer is run).
 PyTorch's context parallelism. `eager_attention`: transformers' un-fused attention; `math_attention`: torch's, where no
 kernel takes grouped heads. `compiled_block`: a dense block under torch.compile, of `compiled_kernels`. `mamba_scan`:
 mamba_ssm's fused Mamba-2. `features`: what a layer needs beyond plain blocks; what is not served is refused.
-`plain_tensors`, `mpt_tensors`: parameters that implementations register alike.
+`pairs`: losses of preferences. `plain_tensors`, `mpt_tensors`: parameters that implementations register alike.
 """
