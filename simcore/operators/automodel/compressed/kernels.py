@@ -58,17 +58,15 @@ def _row_of_scores(tape: Tape, shape: tuple[int, int, int], count: int, *, copie
     seq, heads, size = shape
     tile = max(128 // heads, 1)
     rows, columns = -(-seq // tile) * tile, -(-count // _KEYS) * _KEYS
-    given = [("bf16", shape), ("bf16", (count, size)), ("fp32", (seq, heads))]
+    given: list[tuple[str, tuple[int, ...]]] = [("bf16", shape), ("bf16", (count, size)), ("fp32", (seq, heads))]
     own = [tape.empty(one, dtype, "of_sequence") if copies else None for dtype, one in given]
     held: list[Tensor] = []
     if rows != seq:
         more = rows - seq
-        for dtype, one in (("bf16", (more, heads, size)), ("fp32", (more, heads)), ("int32", (more,))):
-            held.append(new(tape, one, dtype, "zeros"))
-        for place, (dtype, one) in enumerate((("bf16", (rows, heads, size)), ("fp32", (rows, heads)))):
-            filled = new(tape, one, dtype, "filled_up")
-            own[2 * place] = filled
-            del filled
+        held += [new(tape, (more, heads, size), "bf16", "zeros"), new(tape, (more, heads), "fp32", "zeros"),
+                 new(tape, (more,), "int32", "zeros")]
+        own[0] = new(tape, (rows, heads, size), "bf16", "filled_up")
+        own[2] = new(tape, (rows, heads), "fp32", "filled_up")
         held += [new(tape, (rows,), "int32", "filled_up") for _ in range(2)]
     if columns != count:
         held.append(new(tape, (columns - count, size), "bf16", "zeros"))

@@ -55,11 +55,12 @@ def _or_nowhere(tape: Tape, shape: tuple[int, ...], like: tuple[int, ...]) -> Te
 
 def _of_compressed(tape: Tape, made: Compressed, batch: int, seq: int) -> list[Tensor]:
     """Variables about compressed keys that the function holds; last their places [b, s, keys]."""
-    held, shape = [], (batch, seq, made.keys.shape[1])
+    held: list[Tensor] = []
+    shape: tuple[int, ...] = (batch, seq, made.keys.shape[1])
+    like: tuple[int, ...] = (1, 1, shape[2])
     if made.chosen is not None:
-        shape, like = made.chosen.shape, made.chosen.shape
+        shape = like = made.chosen.shape
     else:
-        like = (1, 1, shape[2])
         held = [new(tape, like, "int64", "positions"), limits(tape, batch, seq)]
     is_key = new(tape, shape, _TRUTH, "is_key")
     behind = new(tape, like, "int64", "behind_window")
