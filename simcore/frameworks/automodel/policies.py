@@ -219,7 +219,8 @@ def _check_own(job: Job, family: str) -> None:
     """Raises IllegalLayout or NotYet for Automodel's own layers that the pin has not, or that are not described."""
     if job.mesh.ep == 1 and family == "nemotron_h":
         raise job.illegal("implementation", "Automodel's NemotronHForCausalLM has no attribute backbone, which its "
-                          "parallelizer wraps (force_hf: true runs the repository's layers: write implementation: hub)", f"{_PIN} NemotronHParallelizationStrategy")
+                          "parallelizer wraps (force_hf: true runs the repository's layers: write implementation: hub)",
+                          f"{_PIN} NemotronHParallelizationStrategy")
     if family in ("llama", "qwen2"):
         raise job.illegal("implementation", f"NeMo RL sets force_hf for {family}, whose adapter of state dicts does "
                           "not implement convert_single_tensor_to_hf: transformers' layers run, not Automodel's own "
