@@ -118,7 +118,7 @@ def test_no_more_memory_than_the_device_has() -> None:
     limits = asked.limits.model_copy(update={"usable_memory": "900 GiB"})
     report = simulate(asked.model_copy(update={"limits": limits}))
     assert report.status == "error"
-    assert "expected at most the" in report.problems[0].message
+    assert report.problems[0].message.startswith("usable_memory: expected at most the 79.65 GiB of NVIDIA H100")
 
 
 _NO_ATTENTION = {"attention": {"no_op": True}, "ffn": {"ffn_mult": 1.0}}

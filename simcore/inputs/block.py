@@ -217,6 +217,9 @@ def _meant(value: object, annotation: Any) -> str:
 def _suggestion(key: str, keys: list[str]) -> str:
     if key in keys:
         return ": it does not go with the other keys here"
+    outer, dot, inner = key.partition(".")
+    if dot and outer in keys:
+        return f": blocks are nested, write {outer}: {{{inner.replace('.', ': {')}: ...{'}' * (1 + inner.count('.'))}"
     close = difflib.get_close_matches(key, keys, 1)
     if close:
         return f"; did you mean {close[0]!r}?"

@@ -51,7 +51,7 @@ def find_file(what: str, ref: str | Path, known: Mapping[str, Path], where: str,
         return known[str(ref)]
     if exists(folder / ref):
         return folder / ref
-    near = difflib.get_close_matches(str(ref), known, n=1)
+    near = difflib.get_close_matches(str(ref).lower(), known, n=1)
     hint = f"; did you mean {near[0]}?" if near else "."
     message = f"no {what} {str(ref)!r}{hint} Known: {', '.join(sorted(known))}, or the path of a file"
     raise InputError(Problem(where, message))

@@ -27,7 +27,7 @@ from simcore.program.program import Program
 from simcore.program.record_layers import Workload
 from simcore.timing.routes import Routes
 from simcore.timing.step import StepLength
-from simcore.units import parse_cublas, parse_quantity
+from simcore.units import format_bytes, parse_cublas, parse_quantity
 
 __all__ = ["Simulation", "legal_simulation", "machines_of", "placed", "placed_by_rank", "placed_simulation"]
 
@@ -228,7 +228,7 @@ def machines_of(scenario: Scenario) -> Topology:
     _check_format(scenario, topology.device)
     usable, total = scenario.limits.usable_memory, topology.device.memory.total.si
     if usable != "auto" and parse_quantity(usable, "B") > total:
-        told = f"expected at most the {total:,.0f} B of {topology.device.name}, got {usable}"
+        told = f"usable_memory: expected at most the {format_bytes(total)} of {topology.device.name}, got {usable}"
         raise InputError(Problem(scenario.where("limits", "usable_memory"), told))
     return topology
 

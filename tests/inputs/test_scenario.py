@@ -141,6 +141,11 @@ def test_other_spellings_of_the_interface(text: str) -> None:
          ["f.yaml:6: unknown key 'mesh.tensor'; the keys here are pp, dp_replicate, dp_shard, cp, tp, ep, etp"]),
         ("training:\n  seq_len: 1\n  precision:\n    computes: bf16",
          ["f.yaml:8: unknown key 'training.precision.computes'; did you mean 'compute'?"]),
+        ("training: {seq_len: 1}\nmesh.tp: 2",
+         ["f.yaml:6: unknown key 'mesh.tp': blocks are nested, write mesh: {tp: ...}"]),
+        ("training: {seq_len: 1}\ntraining.precision.compute: bf16",
+         ["f.yaml:6: unknown key 'training.precision.compute': blocks are nested, write "
+          "training: {precision: {compute: ...}}"]),
         ("training: {seq_len: 1}\ntrainning: {}", ["f.yaml:6: unknown key 'trainning'; did you mean 'training'?"]),
         ("training: {seq_len: 1, offload: {params: {space: host, part: 1}}}",
          ["f.yaml:5: unknown key 'training.offload.params.part'; the keys here are space, fraction"]),

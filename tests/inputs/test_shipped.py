@@ -8,7 +8,7 @@ import pytest
 import simcore.inputs.shipped
 from checkout import ROOT
 from simcore.errors import InputError
-from simcore.inputs.shipped import data_folder, example
+from simcore.inputs.shipped import data_folder, example, find_file
 
 KINDS: dict[simcore.inputs.shipped.Kind, str] = {
     "topologies": "topologies", "scenarios": "scenarios", "measured": "tests/truth/measured"}
@@ -43,3 +43,8 @@ def test_an_unknown_example_lists_those_that_are_there() -> None:
         example("no-such-example")
     for path in data_folder("scenarios").glob("[!.]*"):
         assert path.stem in str(caught.value)
+
+
+def test_a_name_in_capitals_is_near_one_that_is_there() -> None:
+    with pytest.raises(InputError, match=r"no topology 'H100'; did you mean dgx-h100\?"):
+        find_file("topology", "H100", {"dgx-h100": ROOT, "dgx-b200": ROOT}, "mine.yaml:4")
