@@ -14,7 +14,7 @@ _PACKED: Final = ("core/trainers/base.py _create_multipack_sampler: one row of m
                   "unless multipack_real_batches")
 _STREAMED: Final = "utils/data/streaming.py encode_packed_streaming: rows of micro_batch_size x sequence_len tokens"
 _PADDED: Final = "core/builders/causal.py: a batch is padded to its longest sequence, in steps of 64"
-_STEPS: Final = "core/builders/causal.py:386: in steps of 64, or of pad_to_multiple_of, unless pad_to_sequence_len: false"
+_STEPS: Final = "core/builders/causal.py:386: in steps of 64 or pad_to_multiple_of, unless pad_to_sequence_len: false"
 _UNIT: Final = 64
 _RELEASE: Final = "axolotl 067b021c"
 _DEFAULTS: Final = "utils/schemas/training.py gradient_accumulation_steps"
