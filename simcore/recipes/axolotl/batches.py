@@ -14,6 +14,8 @@ _PACKED: Final = ("core/trainers/base.py _create_multipack_sampler: one row of m
                   "unless multipack_real_batches")
 _STREAMED: Final = "utils/data/streaming.py encode_packed_streaming: rows of micro_batch_size x sequence_len tokens"
 _PADDED: Final = "core/builders/causal.py: a batch is padded to its longest sequence, in steps of 64"
+_STEPS: Final = "core/builders/causal.py:386: in steps of 64 or pad_to_multiple_of, unless pad_to_sequence_len: false"
+_UNIT: Final = 64
 _RELEASE: Final = "axolotl 067b021c"
 _DEFAULTS: Final = "utils/schemas/training.py gradient_accumulation_steps"
 _LENGTH: Final = "utils/schemas/config.py sequence_len"
@@ -125,12 +127,25 @@ def _padded(reader: Reader, draft: Draft, limit: Taken[int] | None) -> None:
     elif limit is None:
         draft.use(whole, why="all samples are padded to sequence_len")
         draft.default("training.seq_len", _LONGEST, _RELEASE, _LENGTH)
+    elif (padded := _in_steps(reader, limit.value)) != limit.value:
+        draft.use(whole, why="all samples are padded to sequence_len")
+        draft.infer("training.seq_len", padded, "the longest that sequence_len allows, padded", limit,
+                    reader.integer("pad_to_multiple_of"), source=_STEPS)
     elif whole is not None and whole.value:
         draft.use(whole, why="all samples are padded to sequence_len")
         draft.put("training.seq_len", limit)
     else:
         draft.idle(whole, "the longest sequences are counted")
         draft.infer("training.seq_len", limit.value, "the longest that sequence_len allows", limit, source=_PADDED)
+
+
+def _in_steps(reader: Reader, longest: int) -> int:
+    """Length to which the longest sample of a text's batch is padded; preference training has a collator of its own."""
+    if reader.look("pad_to_sequence_len") is False or reader.look("rl") or reader.look("processor_type"):
+        return longest
+    unit = reader.look("pad_to_multiple_of")
+    unit = unit if isinstance(unit, int) and unit > 0 else _UNIT
+    return -(-longest // unit) * unit
 
 
 def _write_micro(draft: Draft, micro: Taken[int] | None) -> None:

@@ -34,6 +34,7 @@ _PLUGIN: Final = Plugin("fsdp_config.", "TRANSFORMER_BASED_WRAP", True,  # noqa:
                         ("offload_params", "sharding_strategy"), "transformers 5.23.0 training_args.py")
 _MAPPING: Final = ("the Trainer makes no ParallelismConfig of a mapping, and the Accelerator stops at it (transformers "
                    "5.23.0 training_args.py _VALID_DICT_FIELDS): say it in accelerate's YAML")
+_FUSED: Final = "adamw_torch_fused"
 _STEPS: Final = "accelerator_config.gradient_accumulation_kwargs.num_steps"
 _OFF: Final[tuple[Any, ...]] = (None, False, "", [])
 UNUSED: Final = ("before each backward DDP walks through the graph, and adds up a map of used parameters over ranks: "
@@ -158,7 +159,7 @@ def _compare_launch(draft: Draft, steps: Taken[int] | None, launched: Taken[int]
                                    "equal")
 
 
-def read_optimizer(reader: Reader, draft: Draft, launch: Launch, default: str = "adamw_torch_fused",
+def read_optimizer(reader: Reader, draft: Draft, launch: Launch, default: str = _FUSED,
                    trainer: str = _TRAINER) -> None:
     """Writes the optimizer by its name; one that DeepSpeed's configuration names takes its place.
 
@@ -174,6 +175,8 @@ def read_optimizer(reader: Reader, draft: Draft, launch: Launch, default: str = 
         draft.idle(named, "DeepSpeed's configuration names an optimizer")
     elif named is not None and named.value not in OPTIMIZERS:
         draft.refuse(named, f"the optimizer {named.value}")
+    elif named is None and default != _FUSED and launch.shards is Shards.ZERO and not holds_states_on_host(draft):
+        draft.default("training.optimizer", {**OPTIMIZERS[default]}, trainer, f"training_args.py: {default}")
     elif launch.shards is Shards.ZERO:
         write_optimizer(draft, launch.zero, named, _TRAINER, "training_args.py")
     elif named is None:

@@ -41,6 +41,8 @@ def write_hybrid(writer: Writer) -> None:
     _write_mamba(writer)
     if "E" in pattern.letters or any("E" in one for one in pattern.further):
         _write_experts(writer)
+    elif (experts := writer.fields.integer("num_experts")).value:
+        writer.refuse("experts of a hybrid whose pattern has no layer with them (E)", experts)
     _write_style(writer)
     latent = writer.fields.flag("multi_latent_attention")
     if latent.value:

@@ -660,3 +660,13 @@ def test_a_model_that_is_named_after_one_that_is_built_in_is_asked_for(tmp_path:
     answered = import_recipe([str(tmp_path / "mine.yaml")], Answers.of_options(4, None, "dgx-h100",
                                                                               {"model": "llama-3-8b"}))
     answered.expect_complete()
+
+
+@pytest.mark.parametrize(("keys", "length"), [
+    ({}, 512), ({"pad_to_sequence_len": True}, 512), ({"pad_to_sequence_len": False}, 500),
+    ({"pad_to_multiple_of": 8}, 504), ({"sequence_len": 448}, 448)])
+def test_samples_are_padded_in_steps_of_64(tmp_path: Path, keys: dict[str, Any], length: int) -> None:
+    """067b021c core/builders/causal.py:386."""
+    found = imported(tmp_path, changed(RECIPE, **{"sequence_len": 500, **keys}))
+    assert found.values["training"]["seq_len"] == length
+    found.expect_complete()

@@ -448,3 +448,11 @@ def test_words_that_accelerate_hands_on_to_no_one_are_told() -> None:
     assert "offload" not in told.values["training"]
     assert {one.key for one in told.left if "hands on to no one" in one.why and one.kind == "not modelled"} == {
         "deepspeed_config.train_micro_batch_size_per_gpu", "deepspeed_config.offload_optimizer.device"}
+
+
+def test_the_default_optimizer_of_an_older_release_goes_to_zero_too() -> None:
+    """transformers 4.53.0 training_args.py: adamw_torch, not the fused one of later releases."""
+    plain = {name: value for name, value in RECIPE.items() if name != "optim"}
+    found = imported({**plain, "max_seq_length": 512}, {"distributed_type": "DEEPSPEED", "num_processes": 8,
+                                                         "deepspeed_config": {"zero_stage": 3}})
+    assert found.values["training"]["optimizer"] == {"name": "adamw", "implementation": "foreach"}
