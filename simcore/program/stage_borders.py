@@ -81,8 +81,7 @@ def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: 
     Tokens and labels are as large as `ImplementationOptions.bytes_of_tokens` says. Hidden states are split over tp if
     the framework runs sequence parallelism. `stem`: bytes by name (`Implementation.stage_stem`); `sections`, if there
     are any, stand in its place (`Implementation.stage_sections`). Stages with an embedding or a loss receive the data
-    loader's mask, a byte for each pair of positions. `beside`: bytes that cross with a hidden state. `passing`: as
-    `stem`, of `Implementation.stage_passing`.
+    loader's mask, a byte for each pair of positions. `beside`: bytes that cross with a hidden state. `passing`: as `stem`.
     """
     tokens, border = tables.slot("input_ids_and_labels", "input"), tables.comm("send_recv", "pp", run.compute)
     of_tokens = run.options.bytes_of_tokens(run.batch, run.seq, run.cp)
@@ -95,8 +94,7 @@ def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: 
     vocab //= 1 if run.options.outputs_whole_vocabulary else run.tp
     output, of_output = tables.slot("returned_output", "activation"), run.tokens * vocab * dtype_bytes(run.compute)
     waiting = tables.slot("deferred_head", "activation")
-    made, passed = ([(tables.slot(name, "activation"), size) for name, size in some.items()] for some in (
-        stem, passing))
+    made, passed = (_owners(tables, some) for some in (stem, passing))
     of_head, sent = of_hidden + of_output, [(tables.slot("sent_beside", "activation"), beside)] * bool(beside)
     (receive, wait, send), (receive_grad, wait_grad, send_grad) = (
         _messages(border, of_hidden + beside, handle) for handle in BORDER_HANDLES)
@@ -114,6 +112,10 @@ def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: 
         small_tile((Op.ALLOC, output, of_output)), small_tile((Op.FREE, output, -of_output)),
         small_tile((Op.ALLOC, waiting, of_head)), small_tile((Op.FREE, waiting, -of_head)),
         small_tile(*_allocs(sent)), small_tile(*_frees(sent)))
+
+
+def _owners(tables: Tables, sizes: Mapping[str, int]) -> Owners:
+    return [(tables.slot(name, "activation"), size) for name, size in sizes.items()]
 
 
 def _images(run: LayerWorkload, blocks: Sequence[object], tables: Tables) -> Owners:
