@@ -79,9 +79,9 @@ def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: 
 
     `blocks`: blocks of its layers (embedding, head, loss, ...); `hidden`: elements of a token that crosses a border.
     Tokens and labels are as large as `ImplementationOptions.bytes_of_tokens` says. Hidden states are split over tp if
-    the framework runs sequence parallelism. `stem`: bytes by name (`Implementation.stage_stem`); `sections`, if there
+    the framework runs sequence parallelism. `stem`, `passing`: bytes by name (`Implementation`); `sections`, if there
     are any, stand in its place (`Implementation.stage_sections`). Stages with an embedding or a loss receive the data
-    loader's mask, a byte for each pair of positions. `beside`: bytes that cross with a hidden state. `passing`: as `stem`.
+    loader's mask, a byte for each pair of positions. `beside`: bytes that cross with a hidden state.
     """
     tokens, border = tables.slot("input_ids_and_labels", "input"), tables.comm("send_recv", "pp", run.compute)
     of_tokens = run.options.bytes_of_tokens(run.batch, run.seq, run.cp)
