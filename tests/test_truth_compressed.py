@@ -23,7 +23,7 @@ STEPS: dict[str, Any] = STORED["steps"]
 EXPERTS = 2 * 3 * 256 * 48 * 4
 """Elements of the routed experts of a rank, which the probe's never train: two in each of four layers."""
 LEFT_OUT = ("opt_state", "buffer", "ignored_param", "init_temp")
-"""What is told by name there: Adam's counts of steps; frequencies; experts, which are outside FSDP2."""
+"""Categories left out: Adam's counts of steps; frequencies; experts, which are outside FSDP2."""
 
 
 @pytest.fixture(autouse=True)

@@ -210,8 +210,7 @@ class _Walk:
         hooks.begin_microbatch(action)
         out.tile(self.edges.mask, chunk.first)
         self._take_in(action, chunk)
-        self._stem(chunk, self.edges.stem)
-        self._stem(chunk, self.edges.passing)
+        self._stem(chunk, self.edges.stem, self.edges.passing)
         if not chunk.is_first:
             self.past.begin_forward(action.chunk)
         self.inputs.drop()
@@ -242,22 +241,19 @@ class _Walk:
 
     def _drop_behind(self, layer: int, chunk: _Chunk) -> None:
         """Frees what the caller of a layer drops when it has returned; an input may be a stage's buffer again."""
-        out = self.out
         if layer != chunk.head:
             self.returned.drop(self.tiles[layer].after, layer, waits=chunk.begun < layer < chunk.norm)
         if layer in self.unheld:
-            out.tile(self.edges.keep_hidden, layer - 1)
+            self.out.tile(self.edges.keep_hidden, layer - 1)
         if layer in chunk.unkept:
-            out.tile(self.edges.drop_hidden, layer - 1)
+            self.out.tile(self.edges.drop_hidden, layer - 1)
         if layer == chunk.norm:
             self._drop_stem(chunk)
 
     def _drop_stem(self, chunk: _Chunk) -> None:
         """Frees what the model's inner part holds for its layers, and of its vision tower, when it has returned."""
-        if not chunk.is_first:
-            self._stem(chunk, self.edges.drop_passing)
-            return
-        for layer in (chunk.begun + 1, *chunk.lenders, *chunk.stem_parts):
+        self._stem(chunk, self.edges.drop_passing)
+        for layer in (chunk.begun + 1, *chunk.lenders, *chunk.stem_parts) if chunk.is_first else ():
             self.returned.drop(self.tiles[layer].late, layer, waits=layer == chunk.begun + 1)
 
     def backward(self, action: Action, chunk: _Chunk) -> None:
@@ -338,9 +334,9 @@ class _Walk:
         self.past.end_backward(action)
         self._let_go(action, chunk)
 
-    def _stem(self, chunk: _Chunk, tile: LayerRows) -> None:
-        """Posts `tile` on a chunk after the model's first, for tensors that its stem makes in the first."""
-        if not chunk.is_first and len(tile.rows):
+    def _stem(self, chunk: _Chunk, *tiles: LayerRows) -> None:
+        """Posts `tiles` on a chunk after the model's first, for tensors that its stem makes in the first."""
+        for tile in () if chunk.is_first else (one for one in tiles if len(one.rows)):
             self.out.tile(tile, chunk.first)
 
     def _let_go(self, action: Action, chunk: _Chunk) -> None:

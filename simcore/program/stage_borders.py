@@ -81,10 +81,9 @@ def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: 
 
     `blocks`: blocks of its layers (embedding, head, loss, ...); `hidden`: elements of a token that crosses a border.
     Tokens and labels are as large as `ImplementationOptions.bytes_of_tokens` says. Hidden states are split over tp if
-    the framework runs sequence parallelism. `stem`: bytes by name (`Implementation.stage_stem`); `sections`, if there
+    the framework runs sequence parallelism. `stem`, `passing`: bytes by name (`Implementation`); `sections`, if there
     are any, stand in its place (`Implementation.stage_sections`). Stages with an embedding or a loss receive the data
-    loader's mask, a byte for each pair of positions. `beside`: bytes that cross with a hidden state. `passing`: as
-    `stem`, of `Implementation.stage_passing`.
+    loader's mask, a byte for each pair of positions. `beside`: bytes that cross with a hidden state.
     """
     tokens, border = tables.slot("input_ids_and_labels", "input"), tables.comm("send_recv", "pp", run.compute)
     of_tokens = run.options.bytes_of_tokens(run.batch, run.seq, run.cp)
@@ -97,8 +96,7 @@ def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: 
     vocab //= 1 if run.options.outputs_whole_vocabulary else run.tp
     output, of_output = tables.slot("returned_output", "activation"), run.tokens * vocab * dtype_bytes(run.compute)
     waiting, returned = tables.slot("deferred_head", "activation"), _returned(run, of_hidden, tables)
-    made, passed = ([(tables.slot(name, "activation"), size) for name, size in some.items()] for some in (
-        stem, passing))
+    made, passed = (_owners(tables, some) for some in (stem, passing))
     of_head, sent = of_hidden + of_output, [(tables.slot("sent_beside", "activation"), beside)] * bool(beside)
     (receive, wait, send), (receive_grad, wait_grad, send_grad) = (
         _messages(border, of_hidden + beside, handle) for handle in BORDER_HANDLES)
@@ -122,6 +120,10 @@ def _returned(run: LayerWorkload, hidden: int, tables: Tables) -> Owners:
     """A copy in fp32 of a layer's output of `hidden` bytes that the model has returned, as (slot, bytes)."""
     wide = 4 * hidden // dtype_bytes(run.compute)
     return [(tables.slot("returned_hidden_states", "activation"), wide)] * (run.loss in WHOLE_PAIRS)
+
+
+def _owners(tables: Tables, sizes: Mapping[str, int]) -> Owners:
+    return [(tables.slot(name, "activation"), size) for name, size in sizes.items()]
 
 
 def _images(run: LayerWorkload, blocks: Sequence[object], tables: Tables) -> Owners:

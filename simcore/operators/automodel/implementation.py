@@ -134,10 +134,7 @@ def _part(env: Env, kind: LayerKind) -> RecordedLayer:
     hidden = None
     masks.clear()
     tables.drop_late()
-    dropped, late = drop_chosen(env)
-    if stem:
-        stem.clear()
-        late = tape.cut()
+    dropped, late = drop_chosen(env, stem)
     if out.node is not None:
         tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, AFTER))
     tape.backward()

@@ -208,16 +208,17 @@ def _return_keys(env: Env, indices: Tensor, block: LatentAttention) -> None:
     (env.lent if lends else env.held).append(indices)
 
 
-def drop_chosen(env: Env) -> tuple[Section, Section]:
+def drop_chosen(env: Env, stem: list[Tensor]) -> tuple[Section, Section]:
     """Sections behind a layer's forward: what its caller drops now, and what the model drops when it returns.
 
-    Indices that checkpoints keep are freed behind both, before the layer's backward.
+    Indices that checkpoints keep are freed behind both, before the layer's backward. `stem`: what else the model drops.
     """
     lent, env.lent = env.lent, []
     waits = env.run.checkpoint == "full" and not env.run.no_grad
     if not (waits or env.run.first):
         lent.clear()
     dropped = env.tape.cut()
+    stem.clear()
     if not waits:
         lent.clear()
     return dropped, env.tape.cut()

@@ -1,5 +1,7 @@
 """Losses of preferences: pairs of sequences in one batch, and a reference model that passes inside the loss.
 
-Input: the head's output, logits or scores of tokens. Output: a recorded loss. Start: `preference.preference_loss`.
+Input: the head's output, logits or scores of tokens.
+Output: a recorded loss. Start: `preference.preference_loss`.
+
 `whole_pairs`: the loss of TRL 0.24.0; `pair_losses`: what these share behind the log-probabilities.
 """
