@@ -181,11 +181,9 @@ def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, tu
     name, dim, x = branch.name, block.head_dim, inputs.hidden
     unfused = _has_unfused_attention(run, block, inputs.mask)
     copies = not hf_liger.kernels_of(run).rope if block.rotary else unfused
-    first = head_norm is hf_liger.norm_of_turned  # several heads come first
-    q = _heads(tape, run, name, "q", x, block, copy_grad=copies or (first and block.num_heads > 1),
-               normed=not (head_norm or late_norm))
-    k = _heads(tape, run, name, "k", x, block, copy_grad=copies or (first and block.num_kv_heads > 1),
-               normed=not (head_norm or late_norm))
+    first, normed = head_norm is hf_liger.norm_of_turned, not (head_norm or late_norm)  # first: several heads come so
+    q = _heads(tape, run, name, "q", x, block, copy_grad=copies or (first and block.num_heads > 1), normed=normed)
+    k = _heads(tape, run, name, "k", x, block, copy_grad=copies or (first and block.num_kv_heads > 1), normed=normed)
     k = of_key(tape, k) if of_key else k
     apart = core is not None or unfused or HfOptions.of(run.options).sequences == "ring" or (
         copies_heads(run) and (block.num_kv_heads == run.cp or run.batch > 1))
