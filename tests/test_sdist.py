@@ -61,7 +61,7 @@ def test_a_wheel_has_the_configurations_of_all_models_in_one_file(tmp_path: Path
 
 
 def test_the_page_has_the_size_of_the_wheel() -> None:
-    """Of a moment; made again by `python tests/bench/wheel.py` when it has grown by a twentieth."""
+    """Sizes are those of a moment, made again by `python tests/bench/wheel.py` when it has grown by a twentieth."""
     page = (ROOT / "docs/scale.md").read_text(encoding="utf-8")
     told = page.partition("<!-- begin: wheel -->")[2].partition("<!-- end: wheel -->")[0]
     lines = [[cell.strip() for cell in line.split("|")] for line in told.splitlines()

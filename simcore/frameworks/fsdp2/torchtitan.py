@@ -5,7 +5,8 @@ Sources: `models/llama3/infra/parallelize.py`, `distributed/activation_checkpoin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from simcore.frameworks.common.afterwards import TITAN_LOOP
@@ -63,9 +64,38 @@ DEFAULTS = Defaults(
     reshard=("true, false for norm and output", f"{PLAN} apply_fsdp: default"),
     axes=("tp", "etp", "cp", "pp", "virtual_stages", "split_backward"),
     reshard_in_stages=("false", f"{PLAN} apply_fsdp: not pp_enabled"))
-OSS = "gpt_oss"
-NAMES = {"llama": "Llama 3", "qwen3": "Qwen3", "qwen3_moe": "Qwen3-MoE", "deepseek_v2": "DeepSeek V3",
-         "deepseek_v3": "DeepSeek V3", "llama4_text": "Llama 4", OSS: "GPT-OSS"}
+
+
+def _note_flex(job: Draft, options: Mapping[str, Any]) -> None:
+    if options.get("attn") == "flex":
+        job.note("attention by flex_attention", "as flash attention, of whole sequences", "an assumption: torch 2.13 "
+                 "_higher_order_ops/flex_attention.py saves what flash attention does, by operator its inputs too "
+                 "(wrap.py, inductor_compiled_code); documents' masks are not known")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A family as torchtitan has it: its name there, and what differs from Llama 3.
+
+    `splits_all`: its plan of tensor parallelism is served in all layers. `compiles`: blocks are compiled where that is
+    asked for. `has_stages`: it has pipeline stages. `check`: refuses its jobs, with their options; `note`: notes what
+    is assumed of it.
+    """
+
+    name: str
+    splits_all: bool = False
+    compiles: bool = True
+    has_stages: bool = True
+    check: Callable[[Job, Mapping[str, Any]], None] = lambda job, options: None
+    note: Callable[[Draft, Mapping[str, Any]], None] = _note_flex
+
+
+FAMILIES: Final[Mapping[str, Family]] = {
+    "llama": Family("Llama 3", splits_all=True), "qwen3": Family("Qwen3", has_stages=False),
+    "qwen3_moe": Family("Qwen3-MoE", has_stages=False), "deepseek_v2": Family("DeepSeek V3"),
+    "deepseek_v3": Family("DeepSeek V3"), "llama4_text": Family("Llama 4", splits_all=True),
+    "gpt_oss": Family("GPT-OSS", splits_all=True, compiles=False, check=check_oss, note=note_oss)}
+"""Families by `model_type`."""
 RANKS = ("q_rank", "kv_rank")
 COLUMNS, ROWS = ("heads", "kv_heads", "ffn", "vocab"), ("heads", "ffn")
 _EVEN = "view(bs, seqlen, -1, head_dim) of what a column-parallel linear puts out"
@@ -75,10 +105,9 @@ def check(job: Job, options: dict[str, Any]) -> None:
     """Raises IllegalLayout for a job that torchtitan refuses, NotYet for one that is not modelled."""
     mesh, training = job.mesh, job.scenario.training
     family = job.graph.architecture.family
-    if family not in NAMES:
-        raise job.not_yet("implementation", f"{family} in the layers of torchtitan (served: {', '.join(NAMES)})")
-    if family == OSS:
-        check_oss(job, options)
+    if family not in FAMILIES:
+        raise job.not_yet("implementation", f"{family} in the layers of torchtitan (served: {', '.join(FAMILIES)})")
+    FAMILIES[family].check(job, options)
     _check_tensor_parallel(job, family, options)
     if job.has_experts:
         check_experts(job)
@@ -90,7 +119,7 @@ def check(job: Job, options: dict[str, Any]) -> None:
         raise job.not_yet("training.method", f"{training.method} with torchtitan's layers")
     _check_compiled(job, family, options)
     _check_attention(job, family, options)
-    if mesh.pp > 1 and family.startswith("qwen3"):
+    if mesh.pp > 1 and not FAMILIES[family].has_stages:
         raise job.illegal("mesh.pp", "Pipeline Parallel is enabled but qwen3 does not support pipelining",
                           "torchtitan 0.2.2 train.py:220; models/qwen3/__init__.py: pipelining_fn=None")
     if mesh.dp_shard * mesh.cp == 1:
@@ -124,12 +153,13 @@ def _check_compiled(job: Job, family: str, options: dict[str, Any]) -> None:
     if options.get("async_tp") and job.scenario.training.recompute == "none":
         raise job.not_yet("framework_options.async_tp", "asynchronous tensor parallelism without checkpointing")
     if _compiles_blocks(job, options) and (job.has_experts or family.startswith("deepseek")):
-        check_compiled_experts(job, NAMES[family], options)
+        check_compiled_experts(job, FAMILIES[family].name, options)
 
 
 def _compiles_blocks(job: Job, options: Mapping[str, Any]) -> bool:
     """Returns True if torch.compile runs on the blocks, not only on the loss; GPT-OSS's never are."""
-    return options.get("compile") in (True, "model") and job.graph.architecture.family != OSS
+    family = FAMILIES.get(job.graph.architecture.family)  # formats are asked about before families are
+    return options.get("compile") in (True, "model") and (family is None or family.compiles)
 
 
 def _check_attention(job: Job, family: str, options: dict[str, Any]) -> None:
@@ -144,11 +174,11 @@ def _check_attention(job: Job, family: str, options: dict[str, Any]) -> None:
 
 def _check_tensor_parallel(job: Job, family: str, options: dict[str, Any]) -> None:
     """Qwen3's plan keeps heads as DTensors up to the output projection; it was measured in eager layers without cp."""
-    if job.mesh.tp == 1 or family in ("llama", "llama4_text", OSS):
+    if job.mesh.tp == 1 or FAMILIES[family].splits_all:
         return
     beside = "context parallelism" if job.mesh.cp > 1 else "compiled blocks" if _compiles_blocks(job, options) else ""
     if beside:
-        raise job.not_yet("mesh.tp", f"tensor parallelism of torchtitan's {NAMES[family]} beside {beside}")
+        raise job.not_yet("mesh.tp", f"tensor parallelism of torchtitan's {FAMILIES[family].name} beside {beside}")
 
 
 def _check_halves(job: Job, options: dict[str, Any]) -> None:
@@ -269,12 +299,7 @@ def options_of(job: Draft, options: dict[str, Any]) -> TorchtitanOptions:
         job.auto("framework_options.compile", "auto", "Inductor's buffers as its CPU backend makes them; rings of "
                  "context parallelism and a loss over a split vocabulary as eager",
                  "an assumption: torch 2.13 was measured with its CPU backend, not with CUDA's, and not these two")
-    if job.graph.architecture.family == OSS:
-        note_oss(job, options)
-    elif options.get("attn") == "flex":
-        job.note("attention by flex_attention", "as flash attention, of whole sequences", "an assumption: torch 2.13 "
-                 "_higher_order_ops/flex_attention.py saves what flash attention does, by operator its inputs too "
-                 "(wrap.py, inductor_compiled_code); documents' masks are not known")
+    FAMILIES[job.graph.architecture.family].note(job, options)
     if job.mesh.tp == 1:
         job.refuse_idle(options, "async_tp", "without tensor parallelism")
     note_replays(job)

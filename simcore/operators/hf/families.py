@@ -376,7 +376,7 @@ def mix(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, family: 
     if isinstance(branch.block, Mlp):
         return functions.mlp(tape, run, branch, inputs)
     if isinstance(branch.block, Moe):  # under Automodel every rank of tp has all experts
-        whole = run.tp > 1 and HfOptions.of(run.options).automodel is not None
+        whole = run.tp > 1 and HfOptions.of(run.options).by_automodel
         return functions.moe(tape, replace(run, tp=1) if whole else run, branch, inputs)
     if isinstance(branch.block, GatedDeltaNet):
         return delta_net(tape, run, branch, inputs.hidden), None

@@ -113,7 +113,7 @@ def _modules(run: LayerWorkload) -> Modules:
     attention = "sdpa_fp32" if is_wide else options.attn_implementation
     return Modules(attention, linear, layer_norm, narrowed, "fp32" if options.autocast else "",
                    "fp32" if options.wide_tower else "", is_replayed=_is_replayed(run, options),
-                   drops_output=options.automodel is None and run.loss != "hf_keep_logits", is_cast=options.casts_tower,
+                   drops_output=not options.by_automodel and run.loss != "hf_keep_logits", is_cast=options.casts_tower,
                    is_wide=options.wide_outputs, is_packed=run.options.position_axes > 0)
 
 
@@ -283,7 +283,7 @@ def _compiled(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -
     mixer = kind.branches[0].block
     assert isinstance(mixer, Attention)
     tables = (table for table in (inputs.cos, inputs.sin) if table is not None)
-    if HfOptions.of(run.options).automodel is not None:  # which checkpoints attention and MLP inside
+    if HfOptions.of(run.options).by_automodel:  # which checkpoints attention and MLP inside
         return compiled_layer(tape, run, kind, inputs.hidden, *tables, fuses_norms=True)
     return compiled_block(tape, run, CompiledBlock(mixer, _LINEARS, "none"), inputs.hidden, *tables)
 

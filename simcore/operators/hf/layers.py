@@ -326,7 +326,7 @@ def _heads(tape: Tape, run: LayerWorkload, name: str, part: str, x: Tensor, bloc
 def _of_heads(run: LayerWorkload, name: str) -> Param:
     """Weight of a norm of heads; over tp its gradient is summed (replicated_with_grad_allreduce of transformers)."""
     weight = run.params[name]
-    return replace(weight, summed="tp") if run.tp > 1 and HfOptions.of(run.options).automodel is None else weight
+    return replace(weight, summed="tp") if run.tp > 1 and not HfOptions.of(run.options).by_automodel else weight
 
 
 def rotate_a_part(tape: Tape, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor,

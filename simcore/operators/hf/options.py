@@ -97,6 +97,11 @@ class HfOptions(ImplementationOptions):
     experts: Experts | None = None
 
     @property
+    def by_automodel(self) -> bool:
+        """True if NeMo Automodel trains the model."""
+        return self.automodel is not None
+
+    @property
     def puts_out_fp32(self) -> bool:
         """`wide_outputs`, of the root too."""
         return self.wide_outputs
