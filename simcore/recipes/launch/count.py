@@ -60,10 +60,10 @@ def processes_of(starters: Sequence[Starter], path: str, headers: Allocation,
 
 
 def _alone(visible: Number | None, where: str) -> Number:
-    """Returns the one process of a program without a launcher; InputError where it sees several GPUs."""
+    """One process of a program without a launcher; InputError where it sees several GPUs."""
     if visible is not None and visible.value > 1:
-        raise InputError(Problem(where, f"not yet: one process over {visible.value} GPUs ({visible.where}), to which the "
-                                        "Trainer gives copies of the model (torch's DataParallel)"))
+        raise InputError(Problem(where, f"not yet: one process over {visible.value} GPUs ({visible.where}), to which "
+                                        "the Trainer gives copies of the model (torch's DataParallel)"))
     return Number(1, where)
 
 
