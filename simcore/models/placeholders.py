@@ -50,7 +50,7 @@ def meant(*texts: str) -> str:
 
 
 def likely(reference: str) -> str:
-    """Preset that a model which is not built in is named after, such as `llama-3-8b` of `me/Llama-3-Base-8B-SFT`.
+    """Name of the preset that the name of another model has in it; "" if there is none.
 
     Its family, version and size stand in the name, in this order, family and version side by side. "" if none does, or
     more than one, or if the name has a word of other layers or formats: nobody but a reader can tell.

@@ -40,10 +40,7 @@ def processes_of(starters: Sequence[Starter], path: str, headers: Allocation,
     if last.kind == NEMO_RL:
         return None
     if last.kind == "python":
-        if visible is not None and visible.value > 1:
-            raise InputError(Problem(where, f"not yet: one process over {visible.value} GPUs ({visible.where}), to "
-                                            "which the Trainer gives copies of the model (torch's DataParallel)"))
-        return Number(1, where)
+        return _alone(visible, where)
     if last.kind == "srun":
         return Number(_of_tasks(job, where), where)
     if last.kind == "mpirun":
@@ -60,6 +57,14 @@ def processes_of(starters: Sequence[Starter], path: str, headers: Allocation,
     if last.kind in ("torchrun", "automodel") and (each := _each(options, last)) is not None:
         expect_visible(each.value, visible, each.where)
     return _of_nodes(last, options, job, where, copies, by_slurm="srun" in around)
+
+
+def _alone(visible: Number | None, where: str) -> Number:
+    """One process of a program without a launcher; InputError where it sees several GPUs."""
+    if visible is not None and visible.value > 1:
+        raise InputError(Problem(where, f"not yet: one process over {visible.value} GPUs ({visible.where}), to which "
+                                        "the Trainer gives copies of the model (torch's DataParallel)"))
+    return Number(1, where)
 
 
 def visible_gpus(text: str) -> int | None:
