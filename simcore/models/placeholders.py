@@ -50,7 +50,7 @@ def meant(*texts: str) -> str:
 
 
 def likely(reference: str) -> str:
-    """Name of the preset that the name of another model has in it; "" if there is none.
+    """Preset whose name is part of another model's name; "" if there is none.
 
     Its family, version and size stand in the name, in this order, family and version side by side. "" if none does, or
     more than one, or if the name has a word of other layers or formats: nobody but a reader can tell.

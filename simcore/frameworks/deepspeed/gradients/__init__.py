@@ -2,5 +2,7 @@
 
 Input: gradients by parameter, as layers make them.
 Output: their frees, when they are reduced.
-Start: `uncontiguous.UnbucketedGradients`, which hooks of stages 1 and 2 ask where `contiguous_gradients` is off.
+Start: `uncontiguous.UnbucketedGradients`.
+
+Hooks of stages 1 and 2 ask it where `contiguous_gradients` is off.
 """
