@@ -224,6 +224,17 @@ def _by_verl(**given: Any) -> Tree:
             "generation": GENERATION | {"sleep_level": 2}} | given
 
 
+_TRL: Final[Tree] = {"trainer": "trl", "prompts": 8, "generations": 4, "prompt_tokens": 64, "reference": "device"}
+
+
+def _by_trl(framework: str) -> tuple[Tree, ...]:
+    """Steps of TRL's trainer: beside vLLM, and of a policy that generates by itself."""
+    both: Tree = {"model": DENSE, "mesh": _layout(framework),
+                  "training": {"micro_batch_size": 4, "global_batch_size": 32}}
+    return (both | {"rl": _TRL, "generation": {"max_model_len": 256}},
+            both | {"rl": _TRL | {"on_policy_ratio": True}, "generation": {"engine": "transformers"}})
+
+
 _LOGITS: Final[Tree] = {"model": DENSE, "mesh": SHARDED, "rl": RL | {"logprob_batch_size": 4},
                         "generation": GENERATION}
 """Scenario in which logits are the most of a pass."""
@@ -236,6 +247,9 @@ STEPS_BESIDE: Final[dict[str, tuple[Tree, ...]]] = {
     "megatron": ({"model": DENSE, "mesh": SHARDED, "rl": RL | {"critic": {"micro_batch_size": 1}},
                   "generation": GENERATION},)}
 """Steps of reinforcement learning beside which other keys matter; last, as results have the number of a setting."""
+
+
+TRL: Final = ("ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")
 
 
 def _trains(framework: str) -> Iterator[Tree]:
@@ -290,6 +304,7 @@ def _grpos(framework: str) -> Iterator[Tree]:
     yield {"model": HYBRID, "mesh": {"dp_shard": 8, "ep": 8}, "rl": rl, "generation": generation | {"tp": 4}}
     yield {"model": DENSE, "mesh": mesh, "rl": rl, "generation": generation | {"quantization": "fp8"}}
     yield from STEPS_BESIDE.get(framework, ())
+    yield from _by_trl(framework) if framework in TRL else ()
 
 
 def _distils(framework: str) -> Iterator[Tree]:

@@ -53,7 +53,7 @@ def likely(reference: str) -> str:
     """Preset whose name is part of another model's name; "" if there is none.
 
     Its family, version and size stand in the name, in this order, family and version side by side. "" if none does, or
-    more than one, or if the name has a word of other layers or formats: nobody but a reader can tell.
+    more than one, or if the name has a word of other layers or formats: then it is asked for.
     """
     if find(reference) is not None:
         return ""

@@ -239,6 +239,9 @@ def _told(asked: _Asked, turn: Turn) -> Iterator[Assumption]:
                    "policy's", kind="assumed")
     elif rl.reference != "none" and asked_adapter(scenario).summons == "tensor":
         yield note(what="reference policy", value="one unit of FSDP 2, gathered whole for its passes", kind="derived")
+    if rl.sync_reference:
+        yield note(what="rl.sync_reference", value="the reference takes a share of the policy's parameters in place; "
+                   "the time of it is not counted", kind="assumed")
     if turn.engine is None:
         yield note(what="generation", value=f"every answer has {amounts.new:,} tokens; each is a pass of the policy, "
                    "which reads the mean of the cache", kind="assumed")

@@ -99,8 +99,7 @@ left out are those of the fits before, for the four golden rows with a2a+p2p too
   nothing for it any more. That two other runs of the model were 16 and 17 % too fast was known; they are 3 and 1 %
   too slow.
 - Rows of Automodel's benchmark files say which norm runs (`backend.rms_norm: te`, as the files do): since its release's
-  default, which casts to fp32 and back, is simulated, they had become up to 6 % slower. Errors of whole sources and
-  machines below are with that default.
+  default, which casts to fp32 and back, is simulated, they had become up to 6 % slower.
 
 Spreads are narrower than thought and rows of a group count less (`fit_time.py`, shrinkage): a share of 0.7 and an
 agreement of 0.3 were chosen with 75 factors, by the loss of groups that were left out.
