@@ -305,7 +305,8 @@ class Tape(Recorder):
                     outputs[i] = grad  # a summand lives as long as the node's results (engine.cpp evaluate_function)
                 self._give(edge, node.outputs_of[i], grad)
         grad = None
-        outputs.clear()
+        for i in range(len(outputs)):  # results go first to last, as of a vector in C++
+            outputs[i] = None
         while params:
             self.give_param(*params.pop(0))
 

@@ -48,7 +48,7 @@ def ask_for_model(draft: Draft, named: Taken[str] | None, key: str, model: str =
     words = named.value if named else ""
     is_elsewhere = (PurePath(words).is_absolute() or words.startswith("~")) and not Path(words).expanduser().exists()
     if named is not None and not is_elsewhere and not is_placeholder(words):
-        preset = "" if Path(words).exists() else likely(words)
+        preset = "" if Path(words).exists() or "$" in words else likely(words)  # a shell variable is asked for
         if preset:
             draft.ask(model, f"--set {model}=NAME or PATH of its config.json, such as {preset}",
                       f"model ({key}: {shorten(words)} is not built in, and by its name may be a {preset})", named)
