@@ -39,9 +39,7 @@ EXCEPTIONS: Final[dict[str, tuple[frozenset[str], str]]] = {
                         "published names of conventions, by the program that prints them"),
     "placement/strategy.py": (frozenset({"megatron"}), "a kind of NeMo RL's workers"),
     "recording/layer.py": (frozenset({"hf"}), "the default loss"),
-    "rl/nemo_rl.py": (frozenset({"fsdp2"}), "the framework whose loss of values is that of another trainer's critic"),
-    "rl/trl/policy.py": (frozenset({"ddp"}), "whose ranks hold whole models: so a policy that is gathered to generate"),
-    "rl/verl/fsdp2.py": (frozenset({"fsdp2", "hf", "reshard_after_forward"}), "what verl's workers wrap, and what they "
+    "rl/verl/fsdp2.py": (frozenset({"reshard_after_forward"}), "what verl's workers wrap, and what they "
                          "always say: a scenario that says otherwise is refused"),
     "rl/step/policy.py": (frozenset({"use_precision_aware_optimizer"}), "what NeMo RL's worker moves depends on it"),
     "validation/step_times.py": (frozenset({"fp8_recipe"}), "measured rows are told apart by it"),

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
+from simcore.frameworks.summons import Summons
 from simcore.inputs.scenario import Mesh as Degrees
 from simcore.models.blocks import LayerKind, Moe
 from simcore.models.graph import ModelGraph
@@ -145,8 +146,8 @@ class FrameworkAdapter:
     `trained_fronts`: classes of patches of the towers that it trains as a whole, where they are others.
     `scores_images`: workers of reinforcement learning over it are given images.
     `takes_pattern`: modules with adapters may be named by one regular expression, as by PEFT.
-    `summons`: how one parameter is made whole outside of a pass where transformers' Trainer trains with the framework:
-    it is ("whole"), "alone", with its "unit", or as a "tensor" of its own; "" where the Trainer does not.
+    `summons`: how parameters are made whole outside of a pass; None where transformers' Trainer does not train with it.
+    `verl_wraps`: implementations whose layers verl's FSDP 2 workers wrap; its loss of values is that of their critic.
     `chunks_loss`: training.logprob_chunk_size cuts the loss of a training step too.
     `of_stages`: framework options that mean nothing without pipeline stages, and are refused there.
     `axes`: mesh axes that may have more than one rank with a model; a job with another is refused (`table`), unless its
@@ -179,7 +180,8 @@ class FrameworkAdapter:
     freezes: tuple[str, ...] = ()
     saves_modules: tuple[str, ...] = ()
     chunks_loss: bool = False
-    summons: Literal["whole", "alone", "unit", "tensor", ""] = ""
+    summons: Summons | None = None
+    verl_wraps: tuple[str, ...] = ()
     reads_images: bool = False
     trains_towers: bool = False
     replays_towers: bool = False

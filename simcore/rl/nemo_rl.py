@@ -7,6 +7,7 @@ from functools import partial
 from typing import Final
 
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
+from simcore.frameworks.registry import asked_adapter
 from simcore.inputs.generation import Rl
 from simcore.inputs.scenario import Scenario
 from simcore.placement.plan import Plan
@@ -22,8 +23,6 @@ from simcore.vllm.protocol import InferenceEngine
 
 __all__ = ["NEMO_RL"]
 
-_VALUES: Final = {"fsdp2": "of verl's critic"}
-"""Losses of values that are another trainer's, by the framework."""
 _BY_HTTP: Final = ("sglang",)
 """Engines that NeMo RL sends weights by handles in requests."""
 
@@ -85,9 +84,9 @@ def _check(scenario: Scenario, simulation: Simulation) -> None:
     if scenario.training.loss in LOSSES:
         raise NotYet(Problem(scenario.where("training", "loss"), f"not yet: NeMo RL with the loss "
                              f"{scenario.training.loss} of verl's workers"))
-    if scenario.rl is not None and scenario.rl.critic is not None and _VALUES.get(scenario.framework):
+    if scenario.rl is not None and scenario.rl.critic is not None and asked_adapter(scenario).verl_wraps:
         raise NotYet(Problem(scenario.where("rl", "critic"), f"critic: not yet: values under {scenario.framework}, "
-                             f"whose loss is {_VALUES[scenario.framework]}"))
+                             "whose loss is of verl's critic"))
     if scenario.rl is not None:
         _check_chunks(scenario, scenario.rl)
         _check_states(scenario, scenario.rl)

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, Final
 
 from simcore.errors import IllegalLayout, InputError, Problem
-from simcore.frameworks.registry import asked_adapter
 from simcore.hardware.topology import Link
 from simcore.inputs.generation import Generation, Rl
 from simcore.inputs.scenario import Scenario
@@ -27,7 +26,7 @@ from simcore.rl.step.traffic import EVERY_AXIS, PACKED, Sent, of_copies, of_pass
 from simcore.rl.time import Batch
 from simcore.rl.trl.amounts import Amounts, amounts_of
 from simcore.rl.trl.checks import TRANSFORMERS, check
-from simcore.rl.trl.policy import generating, held_of, whole_bytes
+from simcore.rl.trl.policy import generating, held_of, summons_of, whole_bytes
 from simcore.rl.trl.reference import reference_of
 from simcore.rl.trl.step import Turn, server_step, trl_step
 from simcore.rl.trl.sync import PACKED_BYTES, synced
@@ -168,7 +167,7 @@ def _turn(asked: _Asked, simulation: Simulation,
     scenario, amounts, rl = asked.scenario, asked.amounts, asked.rl
     scores = not rl.on_policy_ratio and not (asked.generation.engine == TRANSFORMERS and _is_aligned(asked))
     if asked.generation.engine == TRANSFORMERS:
-        gathers = asked_adapter(scenario).summons == "alone" and rl.gather_for_generation
+        gathers = summons_of(scenario).whole_as and rl.gather_for_generation
         own = generating(asked.trained, amounts, whole_bytes(simulation) if gathers else 0, timed=request.timed)
         return Turn(amounts.cycles, own.ns, scores, own=own), (), []
     engine = _engine(asked)
@@ -200,7 +199,7 @@ def _occupied(scenario: Scenario, simulation: Simulation) -> int:
 
     transformers 5.23.0 `trainer.py` place_model_on_device; ZeRO 3 reads parts. Under ZeRO 1 and 2 it may be away still.
     """
-    if asked_adapter(scenario).summons not in ("whole", "alone"):
+    if summons_of(scenario).placed_late:
         return 0
     plan = simulation.plans[0]
     return sum(count * placed.rest_bytes for kind, count in plan.kind_counts for placed in plan.kinds[kind])
@@ -237,7 +236,7 @@ def _told(asked: _Asked, turn: Turn) -> Iterator[Assumption]:
     if rl.reference != "none" and scenario.training.method != "full":
         yield note(what="reference policy", value="the policy with its adapters off, whose pass is counted as the "
                    "policy's", kind="assumed")
-    elif rl.reference != "none" and asked_adapter(scenario).summons == "tensor":
+    elif rl.reference != "none" and summons_of(scenario).one_unit:
         yield note(what="reference policy", value="one unit of FSDP 2, gathered whole for its passes", kind="derived")
     if rl.sync_reference:
         yield note(what="rl.sync_reference", value="the reference takes a share of the policy's parameters in place; "

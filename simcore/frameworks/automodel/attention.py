@@ -19,6 +19,7 @@ from simcore.frameworks.common.kernels import torch_libraries
 from simcore.models.blocks import LatentAttention, Mixer
 from simcore.operators.automodel.dense import DENSE
 from simcore.operators.automodel.options import AutomodelOptions
+from simcore.operators.automodel.sparse import has_streams
 from simcore.placement.job import Draft
 
 __all__ = ["ATTENTIONS", "ATTENTION_OPTION", "BACKENDS", "CHOOSING", "attention_library", "attention_of",
@@ -30,8 +31,6 @@ ATTENTIONS: Final = (None, "eager", "sdpa", "flash_attention_2")
 CHOOSING: Final = ("tilelang",)
 """Values of attn whose kernels read the keys alone that an indexer has chosen."""
 BACKENDS: Final = ("te", "sdpa", "flex", "torch", *CHOOSING)
-OF_STREAMS: Final = "deepseek_v4"
-"""Decoder with attention of its own: TileLang's kernels, or torch's operators whatever else is asked."""
 _UNSUPPORTED: Final = "0.7.0 components/attention/utils.py initialize_attn_module_and_func"
 _KERNEL_SIZES: Final = (512, 64)
 _AT: Final = f"framework_options.{ATTENTION_OPTION}"
@@ -101,7 +100,7 @@ def attention_library(job: Draft, options: dict[str, object]) -> str:
     if options.get(ATTENTION_OPTION) is not None:
         return torch_libraries(job, options).attention
     _check_indexer(job, options)
-    if options.get("attn") == "torch" and job.graph.architecture.decoder != OF_STREAMS:
+    if options.get("attn") == "torch" and not has_streams(job.graph.architecture.decoder):
         raise job.illegal("framework_options.attn", "Unsupported attention implementation: torch", _UNSUPPORTED)
     backend = job.auto("framework_options.attn", str(options.get("attn", "auto")), *_backend_by_default(job))
     if backend != "sdpa":
@@ -118,7 +117,7 @@ def _check_indexer(job: Draft, options: dict[str, object]) -> None:
     """
     found = [block for block in _mixers(job) if isinstance(block, LatentAttention) and block.indexer]
     at, source = "0.7.0 models/{deepseek_v32,glm_moe_dsa}/layers.py", options.get("attn", "te")
-    if source in CHOOSING and job.graph.architecture.decoder != OF_STREAMS:
+    if source in CHOOSING and not has_streams(job.graph.architecture.decoder):
         _check_kernels(job, found, str(source))
         return
     if not found:
@@ -166,7 +165,7 @@ def _mixers(job: Draft) -> list[Mixer]:
 
 
 def _backend_by_default(job: Draft) -> tuple[str, str]:
-    if job.graph.architecture.decoder == OF_STREAMS:
+    if has_streams(job.graph.architecture.decoder):
         return "torch", "0.7.0 models/deepseek_v4/layers.py _dsv4_kernel_backend: whatever is asked but tilelang"
     if job.graph.architecture.family == "gpt_oss":
         return "flex", "0.7.0 models/gpt_oss/model.py: GptOssForCausalLM takes BackendConfig(attn=\"flex\")"

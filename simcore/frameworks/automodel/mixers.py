@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simcore.operators.automodel.sparse import FROM_ZERO
+from simcore.operators.automodel.sparse import FROM_ZERO, has_streams
 from simcore.placement.job import Job
 
 __all__ = ["check_mixers"]
@@ -14,7 +14,7 @@ def check_mixers(job: Job) -> None:
         return
     if job.graph.architecture.decoder in FROM_ZERO:
         _check_delta(job)
-    if job.graph.architecture.decoder == "deepseek_v4":
+    if has_streams(job.graph.architecture.decoder):
         _check_compressed(job)
 
 

@@ -7,6 +7,7 @@ from simcore.frameworks.common.expert_modules import LAYERS
 from simcore.frameworks.common.lora import name_adapters, peft_dropout
 from simcore.frameworks.ddp.hooks import DdpHooks
 from simcore.frameworks.ddp.table import CAPABILITIES, VERSIONS, options_around, table
+from simcore.frameworks.summons import Summons
 
 __all__ = ["ADAPTERS"]
 
@@ -16,6 +17,6 @@ ADAPTERS = {"ddp": FrameworkAdapter(
     implementations=tuple(LAYERS), implementation_of=lambda family, method: "hf",
     options=options_around,
     serves_qlora=True, saves_modules=("hf",), reads_images=True, replays_towers=True,
-    rests_towers=True, summons="whole",
+    rests_towers=True, summons=Summons(gathers=False),
     axes=lambda graph: CAPABILITIES.axes,
 )}

@@ -18,6 +18,7 @@ from simcore.frameworks.deepspeed.table import VERSIONS, options_of_stage, zero_
 from simcore.frameworks.deepspeed.whole_hooks import WholeHooks
 from simcore.frameworks.deepspeed.whole_table import options_around, whole_table
 from simcore.frameworks.deepspeed.zero12_hooks import Zero12Hooks
+from simcore.frameworks.summons import Summons
 from simcore.models.graph import ModelGraph
 
 __all__ = ["ADAPTERS"]
@@ -41,7 +42,7 @@ _ZERO3 = FrameworkAdapter(
     implementations=tuple(LAYERS), implementation_of=lambda family, method: "hf",
     options=partial(options_of_stage, 3),
     at_rest=AtRest(exact=exact_in_pieces, padding=piece_padding),
-    serves_qlora=True, host_buffers=beside_tensors, foreign=_FOREIGN, summons="alone",
+    serves_qlora=True, host_buffers=beside_tensors, foreign=_FOREIGN, summons=Summons(whole_as="ddp"),
     axes=_axes_of("dp_shard"),  # copies of shards are refused under each stage: `table.py`
 )
 _PARTITIONED = AtRest(exact=exact_in_parts, padding=partition_padding)
@@ -50,11 +51,11 @@ ADAPTERS = {
         write_table=whole_table, hooks=WholeHooks, lora_tensors=name_adapters, takes_pattern=True,
         lora_dropout=peft_dropout, reads_images=True, replays_towers=True,
         versions=VERSIONS, implementations=tuple(LAYERS), implementation_of=lambda family, method: "hf",
-        options=options_around, serves_qlora=True, foreign=_FOREIGN, summons="whole",
+        options=options_around, serves_qlora=True, foreign=_FOREIGN, summons=Summons(gathers=False),
         axes=_axes_of("dp_replicate")),
     "zero1": replace(_ZERO3, write_table=partial(zero_table, stage=1), hooks=Zero12Hooks, at_rest=_PARTITIONED,
-                     options=partial(options_of_stage, 1), summons="whole"),
+                     options=partial(options_of_stage, 1), summons=Summons(gathers=False)),
     "zero2": replace(_ZERO3, write_table=partial(zero_table, stage=2), hooks=Zero12Hooks, at_rest=_PARTITIONED,
-                     options=partial(options_of_stage, 2), summons="whole"),
+                     options=partial(options_of_stage, 2), summons=Summons(gathers=False)),
     "zero3": _ZERO3,
 }

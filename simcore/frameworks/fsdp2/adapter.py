@@ -8,6 +8,7 @@ from simcore.frameworks.fsdp2.checks import axes_of
 from simcore.frameworks.fsdp2.hooks import FSDP2_HOOKS
 from simcore.frameworks.fsdp2.table import VERSIONS, in_fp8, table
 from simcore.frameworks.fsdp2.trainers import TRAINERS
+from simcore.frameworks.summons import Summons
 
 __all__ = ["ADAPTERS"]
 
@@ -17,7 +18,8 @@ ADAPTERS = {"fsdp2": FrameworkAdapter(
     implementations=tuple(TRAINERS), implementation_of=lambda family, method: "hf",
     options=lambda implementation: TRAINERS[implementation].options,
     unadapted=("kempnerforge", "torchtitan"), quantize=in_fp8, serves_qlora=True, casts_parameters=True,
-    reads_images=True, replays_towers=True, summons="tensor",
+    reads_images=True, replays_towers=True, summons=Summons(one_unit=True, placed_late=True),
+    verl_wraps=("hf",),
     freezes=("hf",),  # a unit may have trainable and frozen parameters (torch 2.13 `_fsdp_param_group.py`)
     axes=lambda graph: open_axes(graph, axes_of(graph)),
     dispatchers={"alltoall": {}},  # rows are exchanged by NCCL's all-to-all: `operators/hf/moe.py`

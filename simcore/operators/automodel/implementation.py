@@ -57,7 +57,7 @@ from simcore.operators.automodel.options import AutomodelOptions
 from simcore.operators.automodel.predictions import meet_further, predicted_logits, predictions, with_further
 from simcore.operators.automodel.qwen3_5 import gated_attention, make_tables, stem_tables
 from simcore.operators.automodel.recurrent import delta_net, mamba
-from simcore.operators.automodel.sparse import OF_GRIDS, QWEN3_5, SPARSE
+from simcore.operators.automodel.sparse import OF_GRIDS, QWEN3_5, SPARSE, has_streams, has_wide_head
 from simcore.operators.automodel.stem import (
     by_parts,
     held_for_streams,
@@ -154,7 +154,7 @@ def _part(env: Env, kind: LayerKind) -> RecordedLayer:
 
 def _ends_wide(env: Env, kind: LayerKind) -> bool:
     """True if the last norm's output and the logits are fp32, as those of DeepSeek-V4 over ranks (`last_sum`)."""
-    return kind.family == "deepseek_v4" and env.options.fp32_unit
+    return has_streams(kind.family) and env.options.fp32_unit
 
 
 def _holds_stem(kind: LayerKind, run: LayerWorkload) -> bool:
@@ -201,7 +201,7 @@ def _run(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
     if isinstance(kind.block, Head):
         if (changes_logits(kind) or kind.block.bias) and env.run.loss in LINEAR_LOSSES:
             raise NotYet(Problem("training.loss", f"not yet: {env.run.loss} of scaled, capped or biased logits"))
-        if kind.family == "deepseek_v4":  # in fp32, then in the type of the hidden state
+        if has_wide_head(kind.family):  # in fp32, then in the type of the hidden state
             logits = linear(env, aten.cast(env.tape, hidden, "fp32"), "lm_head")
             return aten.cast(env.tape, logits, hidden.dtype)
         logits = finished_logits(env.tape, kind, head(env, hidden, kind.block))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["FROM_ZERO", "OF_GRIDS", "QWEN3_5", "SPARSE", "SparseFamily"]
+__all__ = ["FROM_ZERO", "OF_GRIDS", "QWEN3_5", "SPARSE", "SparseFamily", "has_streams", "has_wide_head"]
 
 QWEN3_5: Final = ("qwen3_5_text", "qwen3_5_moe_text")
 """Decoders of Qwen 3.5, dense and with experts: layers alike but for those (`components/models/qwen3_next`)."""
@@ -30,7 +30,8 @@ class SparseFamily:
     experts, without those that are routed to, is an FSDP2 unit inside the layer. `holds_given`: its blocks' variable
     `mlp_in` holds what experts are given until a block returns. `corrects`: a buffer corrects the scores of its softmax
     for the choice, and no loss balances them (`softmax_with_bias`). `splits`: mesh axes other than ep that its class
-    says it supports (`ModelCapabilities`).
+    says it supports (`ModelCapabilities`). `wide_head`: its head is fp32, and multiplies in it.
+    `streams`: residual streams that layers mix (DeepSeek-V4), with attention to compressed keys.
     """
 
     model: str
@@ -42,6 +43,8 @@ class SparseFamily:
     wide_gate: bool = False
     holds_given: bool = False
     corrects: bool = False
+    wide_head: bool = False
+    streams: bool = False
     splits: tuple[str, ...] = ("cp", "pp")
 
 
@@ -49,7 +52,8 @@ SPARSE: Final = {
     "bailing_moe": SparseFamily("BailingMoeV2ForCausalLM", "ling_v2", holds_stem=True, splits=("pp",)),
     "deepseek_v3": SparseFamily("DeepseekV3ForCausalLM", "deepseek_v3", holds_stem=True),
     "deepseek_v32": SparseFamily("DeepseekV32ForCausalLM", "deepseek_v32", holds_stem=True, splits=("pp",)),
-    "deepseek_v4": SparseFamily("DeepseekV4ForCausalLM", "deepseek_v4", wide=False, wide_product=False),
+    "deepseek_v4": SparseFamily("DeepseekV4ForCausalLM", "deepseek_v4", wide=False, wide_product=False,
+                                 wide_head=True, streams=True),
     "gpt_oss": SparseFamily("GptOssForCausalLM", "gpt_oss", routes_alone=False, wide=False, wide_product=False,
                              holds_given=True, splits=()),
     "glm4_moe": SparseFamily("Glm4MoeForCausalLM", "glm4_moe", splits=("pp",)),
@@ -67,3 +71,13 @@ SPARSE: Final = {
     "qwen3_moe": SparseFamily("Qwen3MoeForCausalLM", "qwen3_moe", routes_alone=False, wide=False, wide_product=False),
 }
 """By `model_type`."""
+
+
+def has_wide_head(model_type: str) -> bool:
+    """True for a model whose head is fp32."""
+    return model_type in SPARSE and SPARSE[model_type].wide_head
+
+
+def has_streams(model_type: str) -> bool:
+    """True for a model with residual streams."""
+    return model_type in SPARSE and SPARSE[model_type].streams

@@ -38,7 +38,7 @@ from simcore.models.blocks import (
 from simcore.models.tensor import TensorSpec, linear_weight
 from simcore.models.vision_blocks import VisionPart
 from simcore.operators.automodel.compressed.tensors import attention_tensors, end_tensors, stream_tensors
-from simcore.operators.automodel.sparse import QWEN3_5, SPARSE
+from simcore.operators.automodel.sparse import QWEN3_5, SPARSE, has_wide_head
 from simcore.operators.shared.features import refuse_megatrons
 from simcore.operators.shared.indexer import indexer_tensors
 
@@ -77,7 +77,7 @@ def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
     if isinstance(block, Head):
         component = "embedding" if block.tied else "lm_head"
         return (TensorSpec("lm_head.weight", (block.vocab, block.hidden), ("vocab", "hidden"), component, "linear",
-                           "fp32" if kind.family == "deepseek_v4" else ""),)
+                           "fp32" if has_wide_head(kind.family) else ""),)
     return ()  # the loss
 
 

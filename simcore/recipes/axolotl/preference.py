@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.trainer import double_batches, turn_off_dropout
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, Off, Row, read_rows
 
@@ -113,19 +114,14 @@ def write_preference(reader: Reader, draft: Draft) -> None:
                   ("preference_rows_alone", "rl: logits of pairs, no reference") if reader.look(_BEFORE) else
                   ("preference_rows", "rl: logits of pairs, and of the reference"))
     draft.infer("training.loss", loss, told, source=_REWARDS if reward else _KERNELS, where=where)
-    for key, what in (("micro_batch_size", "pairs of a microbatch"), ("global_batch_size", "pairs of a step")):
-        if key in training:
-            draft.infer(f"training.{key}", 2 * training[key], f"2 x {what}, chosen and rejected", where=where,
-                        source=f"{_TRAINER} DataCollatorForPreference")
+    double_batches(draft, where, f"{_TRAINER} DataCollatorForPreference")
     if training.get("method", "full") == "full" and not reward:
         compute = training.get("precision", {}).get("compute")
         if draft.has_option("autocast") and reader.look("bf16") != "full" and (
                 compute == "bf16" or reader.look("fp16") is True):
             draft.infer("framework_options.autocast", True, "mixed precision: logits come out in fp32", where=where,  # noqa: FBT003 - a value
                         source="accelerate 1.15.0 utils/operations.py convert_outputs_to_fp32")
-    if training.get("lora", {}).get("dropout"):
-        draft.infer("training.lora.dropout", 0.0, "rl: dropout is off", where=where,
-                    source="TRL 1.8.0 trainer/dpo_config.py disable_dropout")
+    turn_off_dropout(draft, where, "TRL 1.8.0 trainer/dpo_config.py disable_dropout", "rl: dropout is off")
     if training.get("method") == "qlora" and "dtype" in training.get("lora", {}) and reader.look("rl") != _ODDS:
         draft.infer("training.lora.dtype", "bf16", "rl: adapters beside a packed base", where=where,
                     source=f"{_TRAINER}: param.data.to(torch.bfloat16)")

@@ -9,9 +9,11 @@ from typing import Any, Final
 from simcore.errors import InputError
 from simcore.models.blocks import Attention, Mlp, Moe
 from simcore.models.graph import build, known_presets, model_config
+from simcore.recipes.draft import Draft
+from simcore.recipes.reader import Taken
 
 __all__ = ["BALANCING", "LINEARS_BEHIND_TOWERS", "LINEARS_WITH_TOWERS", "NAMED_BY_PEFT", "family_of", "is_dense",
-           "linears_of"]
+           "linears_of", "write_linears", "write_targets"]
 
 _ATTENTION: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP: Final = ("gate_proj", "up_proj", "down_proj")
@@ -32,6 +34,7 @@ NAMED_BY_PEFT: Final = {
 }
 """Modules by family, in PEFT 0.21.2's `utils/constants.py`."""
 
+_PEFT: Final = "PEFT 0.21.2 tuners/tuners_utils.py _maybe_include_all_linear_layers"
 BALANCING: Final = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "qwen3_next")
 """Families whose configuration weighs a loss that balances experts (5.23.0 `router_aux_loss_coef`)."""
 _EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -73,3 +76,20 @@ def is_dense(model: Any) -> bool:
     except InputError:
         return False
     return not any(fields.get(name) for name in _EXPERTS)
+
+
+def write_targets(draft: Draft, named: Taken[list[str]] | None, family: str) -> bool:
+    """Writes the modules that are `named`, else all linear layers of a family; False if these are not known."""
+    if named is None or named.value == ["all-linear"]:
+        return write_linears(draft, named, family)
+    draft.put("training.lora.target_modules", named)
+    return True
+
+
+def write_linears(draft: Draft, named: Taken[list[str]] | None, family: str) -> bool:
+    """Writes all linear layers of a family but the head; False if they are not known."""
+    linears = linears_of(family)
+    if linears:
+        draft.infer("training.lora.target_modules", list(linears), "all linear layers but the head", named,
+                    source=_PEFT)
+    return bool(linears)

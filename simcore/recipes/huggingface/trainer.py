@@ -26,7 +26,8 @@ from simcore.recipes.huggingface.zero import check_numbers
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Row, Says, Unmodelled, read_rows
 
-__all__ = ["ACCELERATOR", "SWITCHES", "UNUSED", "read_batches", "read_optimizer", "read_sharding"]
+__all__ = ["ACCELERATOR", "SWITCHES", "UNUSED", "double_batches", "read_batches", "read_optimizer", "read_sharding",
+           "turn_off_dropout"]
 
 _TRAINER: Final = "transformers 5.23.0"
 _PLUGIN: Final = Plugin("fsdp_config.", "TRANSFORMER_BASED_WRAP", True,  # noqa: FBT003 - a value, not a switch
@@ -244,3 +245,18 @@ def _read_fsdp(reader: Reader, draft: Draft, fsdp: Taken[Any]) -> Launch:
             draft.infer(f"training.offload.{part}", "host", "fsdp: offload moves all three", fsdp)
     share_ranks(reader, draft)
     return Launch(Shards.EACH if second else Shards.FLAT, checkpoints=checkpoints)
+
+
+def double_batches(draft: Draft, where: str, collator: str) -> None:
+    """Doubles batch sizes that are written, of chosen and rejected sequences. `collator`: source of the rule."""
+    training = draft.values.get("training", {})
+    for key, what in (("micro_batch_size", "pairs of a microbatch"), ("global_batch_size", "pairs of a step")):
+        if key in training:
+            draft.infer(f"training.{key}", 2 * training[key], f"2 x {what}, chosen and rejected", where=where,
+                        source=collator)
+
+
+def turn_off_dropout(draft: Draft, where: str, source: str, why: str = "dropout is off") -> None:
+    """Takes away dropout of adapters that is written. `source`: of the rule."""
+    if draft.values.get("training", {}).get("lora", {}).get("dropout"):
+        draft.infer("training.lora.dropout", 0.0, why, where=where, source=source)

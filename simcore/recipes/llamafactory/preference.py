@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.trainer import double_batches, turn_off_dropout
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, read_rows
 
@@ -45,11 +46,6 @@ def write_preference(reader: Reader, draft: Draft, stage: str) -> None:
     draft.infer("training.loss", "preference_softmax_alone" if alone else "preference_softmax",
                 "pref_loss: no reference" if alone else "logits of pairs, and of the reference", kind, where=where,
                 source=f"{_TRAINER} concatenated_forward")
-    for key, what in (("micro_batch_size", "pairs of a microbatch"), ("global_batch_size", "pairs of a step")):
-        if key in training:
-            draft.infer(f"training.{key}", 2 * training[key], f"2 x {what}, chosen and rejected", where=where,
-                        source=f"{_RELEASE} data/collator.py PairwiseDataCollatorWithPadding")
-    if training.get("lora", {}).get("dropout"):
-        draft.infer("training.lora.dropout", 0.0, "dropout is off", where=where,
-                    source=f"{_TRAINER}: disable_dropout")
+    double_batches(draft, where, f"{_RELEASE} data/collator.py PairwiseDataCollatorWithPadding")
+    turn_off_dropout(draft, where, f"{_TRAINER}: disable_dropout")
     read_rows(reader, draft, [_NUMBERS])

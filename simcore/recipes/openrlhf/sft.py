@@ -12,7 +12,7 @@ from typing import Any, Final
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.attention import read_attention
 from simcore.recipes.huggingface.deepspeed import read_deepspeed, shard_over_ranks
-from simcore.recipes.huggingface.modules import family_of, is_dense, linears_of
+from simcore.recipes.huggingface.modules import family_of, is_dense, write_targets
 from simcore.recipes.huggingface.named_model import read_named_model
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.machine import read_machine
@@ -137,12 +137,9 @@ def _read_method(reader: Reader, draft: Draft) -> None:
 
 def _read_targets(draft: Draft, named: Taken[list[str]] | None) -> None:
     family = family_of(draft.answers.settings.get("model") or draft.values.get("model"))
-    if named is not None and named.value != ["all-linear"]:
-        draft.put("training.lora.target_modules", named)
-    elif linears_of(family):
-        draft.infer("training.lora.target_modules", list(linears_of(family)), "all linear layers but the head", named,
-                    source="PEFT 0.21.2 tuners/tuners_utils.py _maybe_include_all_linear_layers")
-    elif named is not None:
+    if write_targets(draft, named, family):
+        return
+    if named is not None:
         draft.refuse(named, f"all linear layers of the family {family or 'that is not known'}")
     elif family:
         draft.ask("training.lora.target_modules", "--set training.lora.target_modules=[...]",

@@ -13,7 +13,7 @@ from typing import Any, Final
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.accelerate import Launch
 from simcore.recipes.huggingface.fsdp import wrap_adapters
-from simcore.recipes.huggingface.modules import NAMED_BY_PEFT, family_of, linears_of
+from simcore.recipes.huggingface.modules import NAMED_BY_PEFT, family_of, write_linears
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Row, Says, read_rows
@@ -125,10 +125,7 @@ def _read_targets(reader: Reader, draft: Draft, key: str, *, makes_one: bool) ->
 def _read_linear(draft: Draft, named: Taken[list[str]], family: str) -> None:
     if not family:  # the model is unknown, which is told in any case
         draft.use(named, why="adapters of a model that is not known")
-    elif linears_of(family):
-        draft.infer("training.lora.target_modules", list(linears_of(family)), "all linear layers but the head", named,
-                    source="PEFT 0.21.2 tuners/tuners_utils.py _maybe_include_all_linear_layers")
-    else:
+    elif not write_linears(draft, named, family):
         draft.refuse(named, f"all linear layers of the family {family}")
 
 

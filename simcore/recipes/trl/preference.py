@@ -14,6 +14,7 @@ from typing import Final
 
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.fields import fields_of
+from simcore.recipes.huggingface.trainer import double_batches, turn_off_dropout
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, Off, On, Row, read_rows
 from simcore.recipes.trl.releases import NEWEST, Release
@@ -116,11 +117,6 @@ def _read_rewards(reader: Reader, draft: Draft, release: Release) -> None:
 
 def write_pairs(reader: Reader, draft: Draft) -> None:
     """Writes what the trainer makes of a recipe that is otherwise read for next tokens: pairs, and no dropout."""
-    training, where = draft.values.get("training", {}), reader.document.path
-    for key, what in (("micro_batch_size", "pairs of a microbatch"), ("global_batch_size", "pairs of a step")):
-        if key in training:
-            draft.infer(f"training.{key}", 2 * training[key], f"2 x {what}, chosen and rejected", where=where,
-                        source=f"{_TRAINER} DataCollatorForPreference")
-    if training.get("lora", {}).get("dropout"):
-        draft.infer("training.lora.dropout", 0.0, "dropout is off", where=where,
-                    source="TRL 1.16.0 trainer/dpo_config.py disable_dropout")
+    where = reader.document.path
+    double_batches(draft, where, f"{_TRAINER} DataCollatorForPreference")
+    turn_off_dropout(draft, where, "TRL 1.16.0 trainer/dpo_config.py disable_dropout")

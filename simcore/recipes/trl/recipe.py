@@ -35,7 +35,7 @@ from simcore.recipes.trl.grpo.without_effect import NAMES
 from simcore.recipes.trl.model import read_kernels, read_loss, read_model
 from simcore.recipes.trl.preference import GONE, fields_of_stage, read_pairs, write_pairs
 from simcore.recipes.trl.releases import OLD, Release, older_names, read_older, release_of
-from simcore.recipes.trl.stages import GRPO, SFT, refuse_stage, stage_of
+from simcore.recipes.trl.stages import GRPO, SFT, arguments_of, refuse_stage, stage_of
 from simcore.recipes.trl.without_effect import OF_SCRIPTS, WITHOUT_EFFECT
 from simcore.recipes.trl.written import WRITER
 
@@ -72,7 +72,7 @@ def _of_document(files: Sequence[RecipeFile], script: Script, *, loose: bool) ->
     if refuse_older(reader, draft, OLD) if stage == GRPO else refuse_stage(reader, draft, stage):
         return draft.imported([reader], loose=loose)
     if stage == GRPO:
-        begin_grpo(reader, draft)
+        begin_grpo(reader, draft, arguments_of(GRPO))
     read_older(reader, draft, release, gone)
     draft = read_launcher(reader, draft, [Path(one.path).name for one in files[1:]])
     beside = companions_of(files[1:], draft, takes=("accelerate", "deepspeed", "adapter"))

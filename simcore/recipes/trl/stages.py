@@ -15,7 +15,7 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.launch.trl import COMMANDS
 from simcore.recipes.reader import Reader
 
-__all__ = ["GRPO", "REWARD", "SFT", "refuse_stage", "stage_of"]
+__all__ = ["GRPO", "REWARD", "SFT", "arguments_of", "refuse_stage", "stage_of"]
 
 SFT: Final = "sft"
 GRPO: Final = "grpo"
@@ -50,12 +50,17 @@ def stage_of(names: frozenset[str], draft: Draft) -> str:
     return named[1] if named is not None and named[1] in _ALIKE and found in _ALIKE else found
 
 
+def arguments_of(stage: str) -> tuple[str, ...]:
+    """Arguments that recipes of a training have and those of `trl sft` have not."""
+    return _ARGUMENTS.get(stage, ())
+
+
 def refuse_stage(reader: Reader, draft: Draft, stage: str) -> bool:
     """True if the recipe is of a training that is not read, which is refused with its first argument."""
     if stage in _READ:
         return False
     names = reader.names()
-    known = _ARGUMENTS.get(stage, _ARGUMENTS["dpo"])
+    known = arguments_of(stage) or arguments_of("dpo")
     found = next((name for name in known if name in names), "model_name_or_path")
     (one,) = [each for each in reader.all() if each.path[0] == found][:1]
     draft.refuse(one, f"{'an argument' if stage in _ARGUMENTS else 'a recipe'} of trl {stage} (read: "

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from simcore.errors import Problem
 from simcore.recipes.draft import Draft
-from simcore.recipes.huggingface.modules import family_of, linears_of
+from simcore.recipes.huggingface.modules import family_of, write_targets
 from simcore.recipes.huggingface.named_model import read_named_model, read_remote_code
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
@@ -190,12 +190,7 @@ def _read_adapters(reader: Reader, draft: Draft) -> None:
     draft.put("training.lora.rank", rank)
     said(draft, "training.lora.alpha", alpha, alpha.value if alpha else 16)
     family = family_of(draft.answers.settings.get("model") or draft.values.get("model"))
-    if named is not None and named.value != ["all-linear"]:
-        draft.put("training.lora.target_modules", named)
-    elif linears_of(family):
-        draft.infer("training.lora.target_modules", list(linears_of(family)), "all linear layers but the head", named,
-                    source="PEFT tuners/tuners_utils.py _maybe_include_all_linear_layers")
-    else:
+    if not write_targets(draft, named, family):
         draft.use(named)
         draft.refused.append(Problem(rank.where, f"not yet: {MODEL}.target_modules: all linear layers of the family "
                                                  f"{family or 'that is not known'}"))

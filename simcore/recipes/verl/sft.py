@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from simcore.recipes.answers import Answer
 from simcore.recipes.draft import Draft
-from simcore.recipes.huggingface.modules import family_of, linears_of
+from simcore.recipes.huggingface.modules import family_of, write_targets
 from simcore.recipes.huggingface.named_model import read_named_model, read_remote_code
 from simcore.recipes.machine import read_machine
 from simcore.recipes.reader import Reader, Taken
@@ -206,11 +206,6 @@ def _read_adapters(reader: Reader, draft: Draft) -> None:
     draft.put("training.lora.rank", rank)
     _said(draft, "training.lora.alpha", alpha, alpha.value if alpha else 16)
     family = family_of(draft.answers.settings.get("model") or draft.values.get("model"))
-    if named is not None and named.value != ["all-linear"]:
-        draft.put("training.lora.target_modules", named)
-    elif linears_of(family):
-        draft.infer("training.lora.target_modules", list(linears_of(family)), "all linear layers but the head", named,
-                    source="PEFT tuners/tuners_utils.py _maybe_include_all_linear_layers")
-    elif named is not None:
+    if not write_targets(draft, named, family) and named is not None:
         draft.refuse(named, f"all linear layers of the family {family or 'that is not known'}")
     draft.default("training.lora.dtype", "fp32", _RELEASE, f"{_TRAINER}: the model goes to model_dtype")

@@ -11,6 +11,7 @@ from simcore.inputs.generation import Generation, Rl
 from simcore.inputs.scenario import Scenario
 from simcore.operators.hf.chunked import LM_HEAD
 from simcore.rl.trl.amounts import Amounts
+from simcore.rl.trl.policy import summons_of
 
 __all__ = ["KEYS", "TRANSFORMERS", "check"]
 
@@ -26,7 +27,7 @@ _VLLM: Final = "TRL 1.16.0 generation/vllm_generation.py"
 
 def check(scenario: Scenario, rl: Rl, generation: Generation, amounts: Amounts) -> None:
     """Raises InputError, IllegalLayout or NotYet for a scenario that the trainer refuses, or that is not described."""
-    if not asked_adapter(scenario).summons:
+    if asked_adapter(scenario).summons is None:
         served = ", ".join(name for name in known_frameworks() if framework_adapter(name).summons)
         raise NotYet(Problem(scenario.where("framework"), f"not yet: grpo of TRL under {scenario.framework} (served: "
                              f"{served})"))
@@ -103,11 +104,11 @@ def _of_itself(scenario: Scenario, rl: Rl, generation: Generation) -> Iterator[I
         if name != "engine" and getattr(generation, name) != getattr(usual, name):
             yield InputError(Problem(scenario.where("generation", name), f"{name}: changes nothing with engine: "
                                      f"{TRANSFORMERS}"))
-    gathers_alone = asked_adapter(scenario).summons == "alone"
-    if not rl.gather_for_generation and not gathers_alone:
+    gathers_all = summons_of(scenario).whole_as != ""
+    if not rl.gather_for_generation and not gathers_all:
         yield InputError(Problem(scenario.where("rl", "gather_for_generation"), "gather_for_generation: changes "
                                  "nothing but under zero3"))
-    if scenario.training.method == "qlora" and gathers_alone:
+    if scenario.training.method == "qlora" and gathers_all:
         yield NotYet(Problem(scenario.where("framework"), "not yet: a packed base that is gathered to generate"))
 
 
@@ -130,8 +131,8 @@ def _of_vllm(scenario: Scenario, generation: Generation) -> Iterator[InputError 
             (generation.colocated and generation.engines > 1, "engines", "several engines on GPUs that train")):
         if wrong:
             yield NotYet(Problem(scenario.where("generation", key), f"not yet: {what}"))
-    method, summons = scenario.training.method, asked_adapter(scenario).summons
+    method = scenario.training.method
     if method == "qlora":
         yield NotYet(Problem(scenario.where("training", "method"), "not yet: a packed base that is sent to vLLM"))
-    if method == "lora" and summons == "unit":
+    if method == "lora" and summons_of(scenario).by_unit:
         yield NotYet(Problem(scenario.where("training", "method"), "not yet: adapters that are merged under FSDP 1"))

@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from simcore.frameworks.registry import asked_adapter
+from simcore.frameworks.summons import Summons
 from simcore.inputs.scenario import Mesh, Scenario
 from simcore.results.report import RankReport, Report
 from simcore.rl.step.forward import Passes
@@ -25,7 +27,7 @@ from simcore.simulation.evaluation import generated
 from simcore.simulation.simulation import Simulation, placed_simulation
 from simcore.units import dtype_bytes
 
-__all__ = ["Generating", "Held", "generating", "held_of", "whole_bytes"]
+__all__ = ["Generating", "Held", "generating", "held_of", "summons_of", "whole_bytes"]
 
 _LOOSE = "fragmentation"
 
@@ -64,6 +66,13 @@ def _held(rank: RankReport, rest: dict[str, int], above: dict[str, int], simulat
     grads = sum(part.grads_bytes for part in rank.at_rest.values())
     return Held(rest, peak.outside, {**above, _LOOSE: simulation.needed(passing).middle - passing},
                 {**beside, _LOOSE: loose}, grads, *ns)
+
+
+def summons_of(scenario: Scenario) -> Summons:
+    """Way in which the scenario's framework makes parameters whole outside of a pass; TRL's GRPO is refused without."""
+    found = asked_adapter(scenario).summons
+    assert found is not None
+    return found
 
 
 def whole_bytes(simulation: Simulation) -> int:
@@ -109,7 +118,8 @@ def _whole(trained: Scenario) -> Scenario:
     precision = trained.training.precision.model_copy(update={"params": "auto"})
     offload = trained.training.offload.model_copy(update=dict.fromkeys(("params", "optimizer", "gradients"), "none"))
     scenario = _with(trained, loss="auto", scored_tokens=None, precision=precision, offload=offload)
-    return scenario.model_copy(update={"framework": "ddp", "mesh": mesh, "framework_options": {}})
+    framework = summons_of(trained).whole_as
+    return scenario.model_copy(update={"framework": framework, "mesh": mesh, "framework_options": {}})
 
 
 def _with(trained: Scenario, **changed: Any) -> Scenario:

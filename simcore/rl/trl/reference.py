@@ -17,11 +17,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from simcore.frameworks.registry import asked_adapter
 from simcore.inputs.generation import Rl
 from simcore.inputs.scenario import Scenario
 from simcore.placement.plan import Plan
-from simcore.rl.trl.policy import Held, whole_bytes
+from simcore.rl.trl.policy import Held, summons_of, whole_bytes
 from simcore.simulation.simulation import Simulation
 from simcore.units import dtype_bytes
 
@@ -46,12 +45,12 @@ def reference_of(scenario: Scenario, rl: Rl, held: Held, plan: Plan, simulation:
         return None
     if scenario.training.method != "full":
         return Reference({}, held.passing, {})
-    summons = asked_adapter(scenario).summons
+    summons = summons_of(scenario)
     rest = sum(count * _resting(placed.rest_bytes, placed.policy.at_rest.dtype, rl.reference_params)
                for kind, count in plan.kind_counts for placed in plan.kinds[kind]
                if placed.spec.is_owned and not placed.spec.is_buffer)
-    both = {"unsharded_param": 2 * whole_bytes(simulation)} if rl.sync_reference and summons == "alone" else {}
-    passing = _whole_unit(held, simulation) if summons == "tensor" else held.passing
+    both = {"unsharded_param": 2 * whole_bytes(simulation)} if rl.sync_reference and summons.whole_as else {}
+    passing = _whole_unit(held, simulation) if summons.one_unit else held.passing
     return Reference({"sharded_param": rest}, passing, both)
 
 

@@ -20,10 +20,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from simcore.frameworks.registry import asked_adapter
+from simcore.frameworks.summons import Summons
 from simcore.inputs.scenario import Scenario
 from simcore.placement.plan import Placed, Plan
 from simcore.rl.step.refit import Gather, Gathered, gathering_ns
+from simcore.rl.trl.policy import summons_of
 from simcore.timing.routes import Routes
 from simcore.units import GIB, dtype_bytes
 
@@ -41,8 +42,8 @@ def synced(scenario: Scenario, plan: Plan, routes: Routes) -> Gathered:
                if placed.spec.is_owned and not placed.spec.is_buffer]
     base = [(placed, times) for placed, times in tensors if placed.spec.module != "adapter"]
     merging = _merging(plan) if has_adapters else 0
-    summons = asked_adapter(scenario).summons
-    calls = tuple(_calls(summons, plan, tensors if summons == "alone" else base))
+    summons = summons_of(scenario)
+    calls = tuple(_calls(summons, plan, tensors if summons.whole_as else base))
     largest = max(_bytes(placed) for placed, _ in base)
     transient = _transient(summons, plan, tensors, adapted=has_adapters) if calls else 0
     return Gathered(transient + merging, largest, sum(times * _bytes(placed) for placed, times in base), calls,
@@ -54,8 +55,8 @@ def _bytes(placed: Placed) -> int:
     return placed.spec.numel * dtype_bytes(placed.policy.at_rest.dtype)
 
 
-def _calls(summons: str, plan: Plan, tensors: list[tuple[Placed, int]]) -> Iterator[Gather]:
-    if summons == "whole":
+def _calls(summons: Summons, plan: Plan, tensors: list[tuple[Placed, int]]) -> Iterator[Gather]:
+    if not summons.gathers:
         return
     axes = sorted({unit.shard_axis for unit in plan.framework.units}) or ["dp_shard"]
     axis = max(axes, key=lambda name: plan.mesh.axis(name).size)
@@ -63,11 +64,11 @@ def _calls(summons: str, plan: Plan, tensors: list[tuple[Placed, int]]) -> Itera
         yield from (Gather(axis, placed.policy.at_rest.dtype, _bytes(placed), times) for placed, times in tensors)
 
 
-def _transient(summons: str, plan: Plan, tensors: list[tuple[Placed, int]], *, adapted: bool) -> int:
+def _transient(summons: Summons, plan: Plan, tensors: list[tuple[Placed, int]], *, adapted: bool) -> int:
     """Most bytes of whole parameters at once: of one, of a unit of FSDP 1, or of all."""
-    if summons == "alone" and adapted:
+    if summons.whole_as and adapted:
         return sum(times * _bytes(placed) for placed, times in tensors)
-    if summons == "unit":
+    if summons.by_unit:
         units = ([plan.of_layer(layer)[number] for layer, numbers in unit.members for number in numbers]
                  for unit in plan.framework.units)
         return max(sum(_bytes(placed) * placed.spec.copies for placed in unit) for unit in units)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from simcore.errors import IllegalLayout, NotYet, Problem
+from simcore.frameworks.registry import asked_adapter
 from simcore.hardware.topology import Topology
 from simcore.inputs.scenario import Scenario
 from simcore.placement.plan import Placed, Plan
@@ -31,8 +32,6 @@ from simcore.simulation.simulation import Simulation, placed_simulation
 
 __all__ = ["Referred", "check_fsdp2", "referred", "turned"]
 
-_LAYERS: Final = {"fsdp2": "hf"}
-"""Layers that verl's workers wrap, by the framework."""
 _FRONT: Final = "separate_embedding"
 _ROOT: Final = "layers_root"
 _HOST: Final = ("params", "gradients", "optimizer")
@@ -95,7 +94,7 @@ def _hosted(passing: Simulation) -> Simulation:
 def check_fsdp2(scenario: Scenario, passing: Simulation) -> None:
     """Raises NotYet or IllegalLayout for an actor that verl's workers do not wrap so, or that is not described."""
     implementation = passing.job.graph.implementation
-    if _LAYERS.get(scenario.framework) != implementation:
+    if implementation not in asked_adapter(scenario).verl_wraps:
         raise NotYet(Problem(scenario.where("framework"), f"not yet: verl's workers over {scenario.framework} with "
                              f"layers of {implementation} (served: fsdp1 and fsdp2 with transformers', and megatron)"))
     if passing.job.graph.architecture.has_tower:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from simcore.recipes.draft import Draft
@@ -13,17 +14,15 @@ from simcore.recipes.trl.grpo.without_effect import WITHOUT_EFFECT
 
 __all__ = ["begin_grpo", "read_grpo", "refuse_older"]
 
-_OWN: Final = ("num_generations", "reward_funcs", "max_completion_length", "reward_weights", "scale_rewards")
-"""Arguments that no configuration of `trl sft` has; the first that a recipe has is named."""
 _OLDER: Final = ("max_prompt_length", "vllm_device", "vllm_dtype", "vllm_max_model_len", "vllm_guided_decoding_regex",
                  "vllm_enable_prefix_caching", "use_liger_loss", "wandb_log_unique_prompts", "ref_model_init_kwargs")
 """Arguments of GRPO that ended before TRL 1.16.0."""
 _LOSSES: Final = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
 
 
-def begin_grpo(reader: Reader, draft: Draft) -> None:
-    """Writes the workload, and whose step it is."""
-    first = next((one for name in _OWN for one in reader.all() if one.path[0] == name), None)
+def begin_grpo(reader: Reader, draft: Draft, own: Sequence[str]) -> None:
+    """Writes the workload, and whose step it is. `own`: arguments that GRPO has and `trl sft` has not."""
+    first = next((one for name in own for one in reader.all() if one.path[0] == name), None)
     where = first.where if first is not None else draft.path
     draft.infer("workload", "grpo", "an argument of `trl grpo` (`trl rloo`, which is not read, may have it too)"
                 if first is not None else "`trl grpo`", where=where)
