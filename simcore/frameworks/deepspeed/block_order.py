@@ -1,0 +1,110 @@
+"""The order in which a block calls its linears, their norms and its activation, as ZeRO's hooks on modules see it.
+
+Most families norm queries and keys as soon as they are there (transformers 5.23 `modeling_qwen3.py`:244). Gemma 3 does
+so behind all three products (`modeling_gemma3.py`:345), Gemma 4 for keys alone, and norms values too, without weights
+(`modeling_gemma4.py`:1213); Hunyuan's norms run behind the rotation (`modeling_hunyuan_v1_dense.py`). A gated MLP calls
+its activation behind the first of two products, Falcon-H1's behind both (`modeling_falcon_h1.py`, FalconH1MLP).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from simcore.frameworks.deepspeed.module_units import BLANK, Calls, Chain, Container, Linear, Refs, Unit
+from simcore.models.blocks import Attention, Mixer
+from simcore.operators.hf.remote_code import LINEARS
+
+__all__ = ["place_of", "with_activation", "with_experts", "with_norms"]
+
+_LATE: Final = {"gemma3_text": ("q_norm", "k_norm"), "gemma4_text": ("k_norm",)}
+"""Norms that run behind all products of a family's attention."""
+_UP_FIRST: Final = ("falcon_h1",)
+"""Families whose MLP makes the gate's factor before the gate."""
+
+
+@dataclass(frozen=True, slots=True)
+class _LateNorm:
+    """A norm of what a linear made, with other linears between them."""
+
+    norm: Linear
+    of: Linear
+
+    @property
+    def inside(self) -> Refs:
+        """All of its parameters."""
+        return self.norm.inside
+
+    def forward(self) -> Calls:
+        """Returns its calls in forward, in order."""
+        return self.norm.forward()
+
+    def backward(self) -> Calls:
+        """Returns its calls in backward, the last one first."""
+        return self.norm.backward()
+
+    def without_input_grad(self) -> Calls:
+        """Returns its calls in backward where the linear's input needs no gradient: none if it has no adapter."""
+        return self.norm.backward() if self.of.adapters else []
+
+
+def place_of(named: Sequence[str], path: str, family: str) -> float:
+    """Place of a module among the calls of its block, where that is not the one of its registration.
+
+    `named`: paths of all modules of the layer that have parameters, as they are registered.
+    """
+    module, _, name = path.rpartition(".")
+    if family in _UP_FIRST and name == "up_proj":
+        return named.index(f"{module}.gate_proj") - 0.5
+    if name in ("query_layernorm", "key_layernorm") or name in _LATE.get(family, ()):
+        return named.index(f"{module}.o_proj") - 0.5
+    before = f"{module}.{name.replace('_norm', '_proj')}" if name in ("q_norm", "k_norm") else path
+    return named.index(before if before in named else path)
+
+
+def with_norms(linears: Mapping[str, Linear], block: Mixer, family: str) -> list[Unit]:
+    """Modules of attention in the order of calls: queries or keys together with their norm where nothing is between."""
+    norms = {path.replace("_norm", "_proj"): path for path in linears if path.endswith((".q_norm", ".k_norm"))}
+    late = {path for path in norms.values() if path.rpartition(".")[2] in _LATE.get(family, ())}
+    units = list[Unit]()
+    for path, linear in linears.items():
+        if path in late:
+            units.append(_LateNorm(linear, linears[path.replace("_norm", "_proj")]))
+        elif path in norms and norms[path] not in late:
+            units.append(Chain((linear, linears[norms[path]])))
+        elif path not in norms.values():
+            units.append(linear)
+    if isinstance(block, Attention) and block.value_norm:
+        units.insert(-1, BLANK)
+    return units
+
+
+def with_activation(units: Sequence[Unit], family: str) -> list[Unit]:
+    """Modules of an MLP in the order of calls, its activation, which has no parameters, among them."""
+    at = 2 if family in _UP_FIRST else 1
+    return [*units[:at], BLANK, *units[at:]]
+
+
+def with_experts(linears: Mapping[str, Linear], experts: Mapping[str, int], family: str) -> list[Unit]:
+    """Router, experts one after the other, shared expert: each expert a container of two or three linears.
+
+    `experts`: paths of the linears that each expert has, with the number of experts.
+    """
+    paths = list(experts)
+    if family in LINEARS:  # Mixtral registers them in another order
+        paths.sort(key=lambda path: LINEARS[family].index(path.rpartition(".")[2]))
+    others = {path: linear for path, linear in linears.items() if path not in experts}
+    shared = [linear for path, linear in others.items() if path.count(".") > 1]
+    router = [linear for linear in others.values() if linear not in shared]
+    routed = [[_of_expert(linears[path], number) for path in paths] for number in range(experts[paths[0]])]
+    modules = [*routed, *([shared] if shared else [])]
+    return [*router, *(Container((), (first, BLANK, *rest)) for first, *rest in modules)]
+
+
+def _of_expert(linear: Linear, expert: int) -> Linear:
+    def of(refs: Refs) -> Refs:
+        return tuple((number, expert) for number, _ in refs)
+
+    return replace(linear, own=of(linear.own), adapters=tuple(map(of, linear.adapters)),
+                   magnitude=of(linear.magnitude))
