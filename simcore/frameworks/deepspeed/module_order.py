@@ -20,7 +20,6 @@ from simcore.errors import NotYet, Problem
 from simcore.frameworks.deepspeed.block_order import place_of, with_activation, with_experts, with_norms
 from simcore.frameworks.deepspeed.experts.layers import LAYERS, has_own_experts
 from simcore.frameworks.deepspeed.module_units import (
-    BLANK,
     LEAF_FAMILIES,
     Call,
     Calls,
@@ -187,10 +186,9 @@ def _saves_nothing(plan: Plan, layer: int, linear: Linear) -> bool:
 class _Part:
     """A block: the norm before it, its module (with what that has itself: sinks, Mamba's vectors), the norm behind it.
 
-    `before` is empty where another block stands behind the same norm already, or where there is no norm; so is `behind`.
-    `acts_last`: the activation is a module
-    of which the last linear takes the output as it is. `has_input_grad`: the block's input needs a gradient. `joins`:
-    the last unit takes what the others have made, and not the block's input.
+    `before` is empty where another block stands behind the same norm already, both are where there is no norm.
+    `acts_last`: the activation is a module of which the last linear takes the output as it is. `has_input_grad`: the
+    block's input needs a gradient. `joins`: the last unit takes what the others have made, and not the block's input.
     """
 
     before: Calls
