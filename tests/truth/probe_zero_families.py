@@ -124,7 +124,7 @@ def started(row):
     import deepspeed
     import torch
     put_in_place(row["type"])
-    model, config = base.model_of(row)
+    model, config = base.model_of(row | {"model": row["model"] | {"pad_token_id": 0}})
     if row["targets"]:
         from peft import LoraConfig, get_peft_model
         if row["checkpoint"]:
