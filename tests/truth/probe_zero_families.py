@@ -85,7 +85,8 @@ def drawn():
                  "intermediate_size": rng.choice((300, 512, 700)), "num_hidden_layers": rng.choice((1, 2, 3, 5)),
                  "vocab_size": rng.choice((1_000, 3_001, 4_000))}
         if kind in ("falcon_h1", "bamba"):
-            sizes |= {"mamba_n_heads": heads, "mamba_d_head": 64 * (1 + (kind == "bamba")), "mamba_d_ssm": 64 * heads}
+            sizes |= {"mamba_n_heads": heads, "mamba_d_head": 64 * (1 + (kind == "bamba"))}
+            sizes |= {"mamba_d_ssm": 64 * heads} if kind == "falcon_h1" else {}
         if kind == "bamba":
             sizes["attn_layer_indices"] = sorted(rng.sample(range(sizes["num_hidden_layers"]), 1))
         if kind == "nemotron_h":
@@ -111,10 +112,25 @@ def put_in_place(kind):
         return
     import torch
 
+    class Fused(torch.autograd.Function):
+        """Tensors in the order of mamba_ssm's MambaSplitConv1dScanCombinedFn, of which all gradients come at once."""
+
+        @staticmethod
+        def forward(ctx, projected, weight, bias, dt_bias, a, d, norm, out, out_bias):
+            read = [weight, bias, dt_bias, a, d, norm, out, out_bias]
+            ctx.save_for_backward(projected, *(x for x in read if x is not None))
+            ctx.is_there = [x is not None for x in read]
+            return torch.nn.functional.linear(projected[..., :out.shape[1]], out, out_bias)
+
+        @staticmethod
+        def backward(ctx, grad):
+            projected, *read = map(torch.zeros_like, ctx.saved_tensors)
+            return projected, *(read.pop(0) if is_there else None for is_there in ctx.is_there)
+
     def fused(projected, weight, bias, dt_bias, a, **given):
-        read = [weight, bias, dt_bias, a, given["D"], given.get("rmsnorm_weight")]
-        inner = projected[..., :given["outproj_weight"].shape[1]] * sum(x.float().mean() for x in read if x is not None)
-        return torch.nn.functional.linear(inner.to(projected.dtype), given["outproj_weight"], given["outproj_bias"])
+        return Fused.apply(projected, weight, bias, dt_bias, a, given["D"], given.get("rmsnorm_weight"),
+                           given["outproj_weight"], given["outproj_bias"])
+
     module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
     module.mamba2_split_conv1d_scan_combined = fused
 

@@ -13,11 +13,17 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from simcore.frameworks.deepspeed.module_units import BLANK, Calls, Chain, Container, Linear, Refs, Unit
-from simcore.models.blocks import Attention, Mixer
+from simcore.models.blocks import Attention, Branch, Mamba2, Mixer
 from simcore.operators.hf.remote_code import LINEARS
 
-__all__ = ["place_of", "with_activation", "with_experts", "with_norms"]
+__all__ = ["FIRST_PRODUCT", "place_of", "read_by_kernel", "with_activation", "with_experts", "with_norms"]
 
+FIRST_PRODUCT: Final = ".in_proj"
+_READY: Final = ("conv1d.bias", "D", "norm.weight", "dt_bias", "out_proj.weight", "conv1d.weight", "A_log")
+"""Parameters of a Mamba-2 mixer in the order of their gradients; without a norm the last product's come before dt_bias.
+
+The heap of [Note: parameters that a kernel reads], which was given the kernel's inputs in their order, and run.
+"""
 _LATE: Final = {"gemma3_text": ("q_norm", "k_norm"), "gemma4_text": ("k_norm",)}
 """Norms that run behind all products of a family's attention."""
 _UP_FIRST: Final = ("falcon_h1",)
@@ -78,6 +84,21 @@ def with_norms(linears: Mapping[str, Linear], block: Mixer, family: str) -> list
     if isinstance(block, Attention) and block.value_norm:
         units.insert(-1, BLANK)
     return units
+
+
+def read_by_kernel(branch: Branch, linears: Mapping[str, Linear],
+                   refs: Mapping[str, tuple[int, int]]) -> tuple[Refs, Refs]:
+    """Parameters of modules that a mixer's kernel reads, and all that it reads in the order of their gradients.
+
+    See [Note: parameters that a kernel reads]; none of other blocks. `refs`: of the layer's parameters, by name.
+    """
+    if not isinstance(branch.block, Mamba2):
+        return (), ()
+    read = tuple(ref for path in linears if not path.endswith(FIRST_PRODUCT) for ref in linears[path].own)
+    names = list(_READY)
+    if not branch.block.normed:
+        names.insert(names.index("dt_bias"), names.pop(names.index("out_proj.weight")))
+    return read, tuple(refs[f"{branch.name}.{name}"] for name in names if f"{branch.name}.{name}" in refs)
 
 
 def with_activation(units: Sequence[Unit], family: str) -> list[Unit]:

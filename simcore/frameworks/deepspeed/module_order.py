@@ -17,7 +17,14 @@ from functools import lru_cache
 from typing import Final
 
 from simcore.errors import NotYet, Problem
-from simcore.frameworks.deepspeed.block_order import place_of, with_activation, with_experts, with_norms
+from simcore.frameworks.deepspeed.block_order import (
+    FIRST_PRODUCT,
+    place_of,
+    read_by_kernel,
+    with_activation,
+    with_experts,
+    with_norms,
+)
 from simcore.frameworks.deepspeed.experts.layers import LAYERS, has_own_experts
 from simcore.frameworks.deepspeed.module_units import (
     LEAF_FAMILIES,
@@ -32,7 +39,7 @@ from simcore.frameworks.deepspeed.module_units import (
 from simcore.frameworks.deepspeed.split.matrices import cut_of
 from simcore.frameworks.deepspeed.strategy import ZeroStrategy
 from simcore.frameworks.deepspeed.tower_order import tower_calls
-from simcore.models.blocks import Attention, Branch, Embedding, Head, LayerKind, Mamba2, Mlp, Moe
+from simcore.models.blocks import Attention, Branch, Embedding, Head, LatentAttention, LayerKind, Mamba2, Mlp, Moe
 from simcore.models.graph import ModelGraph
 from simcore.models.vision_blocks import VisionPart
 from simcore.placement.plan import Placed, Plan
@@ -43,7 +50,6 @@ _ADAPTERS: Final = (".lora_a", ".lora_b")
 _MAGNITUDE: Final = ".lora_magnitude_vector"
 _BESIDE: Final = "shared_mlp"
 """Module of GraniteMoeHybrid's shared MLP, no part of the experts' module (`modeling_granitemoehybrid.py`:1001)."""
-_FIRST_PRODUCT: Final = ".in_proj"
 _BY_PLACE: Final = ("nemotron_h", "mamba2")
 """Families that call their mixers with inputs that have no name."""
 _MODEL: Final = Call(is_model=True)
@@ -89,7 +95,7 @@ def _rotary_calls(plan: Plan) -> int:
     """Calls of the module that makes rotary tables: none without positions, else one, or one for each kind of them."""
     blocks = [branch.block for kind in plan.graph.kinds for branch in kind.branches]
     attention = [block for block in blocks if isinstance(block, Attention)]
-    if attention and not any(block.rotary for block in attention):
+    if not any(block.rotary for block in attention) and not any(isinstance(block, LatentAttention) for block in blocks):
         return 0
     return len({block.window > 0 for block in attention}) if plan.graph.architecture.family in _BY_WINDOW else 1
 
@@ -206,7 +212,9 @@ class _Part:
             return [*self.behind, *reversed(self.block.backward()), *self.before]
         *first, last = self.block.units
         inside = [call for unit in first for call in unit.without_input_grad()]
-        inside += last.backward() if self.joins else last.without_input_grad()
+        inside += last.backward() if self.joins and inside else last.without_input_grad()
+        if not inside:
+            return []
         return [*self.behind, self.block.opening(), *reversed(inside)]  # the norm before it is frozen, as all before it
 
     def opened(self) -> list[Container]:
@@ -231,35 +239,41 @@ def _parts(plan: Plan, layer: int) -> tuple[_Part, ...]:
 @lru_cache(maxsize=256)
 def _parts_of(plan: Plan, layer: int, *, has_input_grad: bool) -> tuple[_Part, ...]:
     """Blocks of a layer, made once for all layers of its kind. `has_input_grad`: the layer's input needs a gradient."""
-    named, parts = _by_module(plan, layer), list[_Part]()
-    kind = plan.graph.kinds[plan.graph.layers[layer].kind]
+    kind, parts = plan.graph.kinds[plan.graph.layers[layer].kind], list[_Part]()
     _refuse_further(kind)
     shared = len(kind.branches) if kind.beside else 2 * kind.paired
+    reached = has_input_grad
     for number, (name, branch) in enumerate(_blocks(plan, layer)):
-        before = _call_of(named, branch.norm) if name == branch.name and not 0 < number < shared else []
-        behind = _call_of(named, branch.behind)
-        if isinstance(branch.block, Moe) and _is_leaf(plan, layer):
-            leaf, trains = _in_order(plan, layer, name), plan.of_layer(layer)
-            outputs = LAYERS[plan.graph.implementation].moe_outputs if any(
-                trains[number].trainable for number, _ in leaf) else 1
-            parts.append(_Part(before, Container(outputs=outputs, leaf=leaf), behind))
-            continue
-        acts_last = isinstance(branch.block, Mlp | Moe) and not branch.block.gated
-        units = tuple(_inside(plan, layer, name, branch))
-        own = (*named.get(name, ()), *_read_by_kernel(plan, layer, name, branch))
-        combines = isinstance(branch.block, Mamba2) or (isinstance(branch.block, Moe) and has_own_experts(plan.graph))
-        block = Container(own, units, combines=combines, by_name=kind.family not in _BY_PLACE)
-        parts.append(_Part(before, block, behind, acts_last,
-                           number >= max(shared, 1) or has_input_grad, joins=not isinstance(units[-1], Container)))
+        has_norm = name == branch.name and not 0 < number < shared
+        part = _part_of(plan, layer, name, branch, has_norm=has_norm)
+        reached = reached or _trains(plan, layer, part.before)
+        parts.append(replace(part, has_input_grad=reached))
+        if number + 1 >= shared:  # what it adds is an input of the next one
+            reached = reached or any(_trains(plan, layer, one.forward()) for one in parts)
     return tuple(parts)
 
 
-def _read_by_kernel(plan: Plan, layer: int, name: str, branch: Branch) -> Refs:
-    """Parameters that a mixer's kernel reads: [Note: parameters that a kernel reads]."""
-    if not isinstance(branch.block, Mamba2):
-        return ()
-    linears = _linears(plan, layer, name)
-    return tuple(ref for path in linears if not path.endswith(_FIRST_PRODUCT) for ref in linears[path].own)
+def _part_of(plan: Plan, layer: int, name: str, branch: Branch, *, has_norm: bool) -> _Part:
+    named, kind = _by_module(plan, layer), plan.graph.kinds[plan.graph.layers[layer].kind]
+    before, behind = _call_of(named, branch.norm) if has_norm else [], _call_of(named, branch.behind)
+    if isinstance(branch.block, Moe) and _is_leaf(plan, layer):
+        leaf = _in_order(plan, layer, name)
+        outputs = LAYERS[plan.graph.implementation].moe_outputs if _trains(plan, layer, [Call(leaf)]) else 1
+        return _Part(before, Container(outputs=outputs, leaf=leaf), behind)
+    units = tuple(_inside(plan, layer, name, branch))
+    read, ready = read_by_kernel(branch, _linears(plan, layer, name), {
+        placed.spec.name: (number, 0) for number, placed in enumerate(plan.of_layer(layer))})
+    combines = isinstance(branch.block, Mamba2) or (isinstance(branch.block, Moe) and has_own_experts(plan.graph))
+    block = Container((*named.get(name, ()), *read), units, combines=combines, by_name=kind.family not in _BY_PLACE,
+                      ready=ready)
+    return _Part(before, block, behind, isinstance(branch.block, Mlp | Moe) and not branch.block.gated,
+                 joins=not isinstance(units[-1], Container))
+
+
+def _trains(plan: Plan, layer: int, calls: Calls) -> bool:
+    """True if any parameter that the calls gather is trained."""
+    placed = plan.of_layer(layer)
+    return any(placed[number].trainable for call in calls for number, _ in call.needed)
 
 
 def _call_of(named: Mapping[str, Refs], norm: str) -> Calls:
@@ -316,7 +330,7 @@ def _inside(plan: Plan, layer: int, name: str, branch: Branch) -> list[Unit]:
     if has_own_experts(plan.graph) and isinstance(branch.block, Moe):
         return of_autoep(linears)
     if isinstance(branch.block, Mamba2):
-        return [linear for path, linear in linears.items() if path.endswith(_FIRST_PRODUCT)]
+        return [linear for path, linear in linears.items() if path.endswith(FIRST_PRODUCT)]
     inside = with_norms(linears, branch.block, family)
     return with_activation(inside, family) if isinstance(branch.block, Mlp) or name != branch.name else inside
 
@@ -374,9 +388,8 @@ def readiness(plan: Plan, layer: int, *, weight_first: bool = False) -> Sequence
     `runtime/zero/linear.py`), after it. AutoTP's linears, whose bias is a sum, are not ZeRO-3's own.
     """
     placed = plan.of_layer(layer)
-    calls = sorted(enumerate(forward_calls(plan, layer)), key=lambda row: (row[0] + row[1].used_after, row[0] * -1))
-    refs = (ref for _, call in reversed(calls) for ref in (
-        call.needed if weight_first and not _is_autotps(plan, placed, call) else call.needed[::-1]))
+    refs = (ref for call in reversed(forward_calls(plan, layer)) for ref in (*call.ready, *(
+        call.needed if weight_first and not _is_autotps(plan, placed, call) else call.needed[::-1])))
     return list(dict.fromkeys(ref for ref in refs if placed[ref[0]].trainable))
 
 

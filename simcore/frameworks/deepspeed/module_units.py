@@ -22,7 +22,8 @@ alone (`self.mamba(hidden_states=...)`) is not over before the pass is: what it 
 [Note: parameters that a kernel reads] The kernel behind Mamba-2's first product takes the convolution's, the norm's and
 the last linear's weights, none of which is called as a module (transformers 5.23 `modeling_bamba.py`, likewise in
 Nemotron-3-Nano's repository). DeepSpeed takes them for the mixer's own from the first pass on (`parameter_offload.py`,
-ZeROOrderedDict): they are gathered with it.
+ZeROOrderedDict): they are gathered with it. Their gradients come at once; autograd adds them to the parameters in the
+order in which its heap gives up nodes of equal rank (torch 2.13 `autograd/engine.cpp` ReadyQueue).
 
 [Note: calls of an adapted linear] PEFT 0.21.2 `tuners/lora/layer.py`, `tuners/lora/bnb.py`: the module around a linear
 reads the type of `lora_A`'s weight, which DeepSpeed then takes for its own (`parameter_offload.py`,
@@ -56,7 +57,8 @@ class Call:
 
     `is_leaf`: it gathers what is inside. `is_model`: the parameters of all layers are inside. `reads_head`: it gathers
     the head's weight, which the model's own forward reads. `released`: parameters whose last open module ends with the
-    call, if not all that it gathers. `used_after`: calls behind it that come before its own parameters are used.
+    call, if not all that it gathers. `ready`: parameters of the module around it whose gradients come before
+    those of its own, in their order.
     """
 
     own: Refs = ()
@@ -65,7 +67,7 @@ class Call:
     is_model: bool = False
     reads_head: bool = False
     released: Refs | None = None
-    used_after: int = 0
+    ready: Refs = ()
 
     @property
     def needed(self) -> Refs:
@@ -229,7 +231,8 @@ class Container:
     """A module with parameters of its own, or none, that runs others one after the other.
 
     `outputs`: tensors that it returns. `leaf`: what is inside a leaf, which has no units. `combines`: it saves what its
-    units have made, for a product of its own behind them. `by_name`: [Note: inputs by name].
+    units have made, for a product of its own behind them. `by_name`: [Note: inputs by name]. `ready`: its own
+    parameters in the order of their gradients, where these come before those of its units.
     """
 
     own: Refs = ()
@@ -238,6 +241,7 @@ class Container:
     leaf: Refs = ()
     combines: bool = False
     by_name: bool = False
+    ready: Refs = ()
 
     @property
     def inside(self) -> Refs:
@@ -246,15 +250,15 @@ class Container:
 
     def opening(self) -> Call:
         """Returns the call of the module itself."""
-        return Call(self.own, self.inside, is_leaf=bool(self.leaf),
-                    used_after=len(forward_of(self.units)) * self.combines)
+        return Call(self.own, self.inside, is_leaf=bool(self.leaf))
 
     def forward(self) -> Calls:
         """Returns its calls in forward, in order."""
         opening, inside = self.opening(), forward_of(self.units)
         if not (self.own and inside):
             return [opening, *inside]
-        return [replace(opening, released=()), *inside[:-1], inside[-1].and_releases(self.own)]
+        last = replace(inside[-1].and_releases(self.own), ready=self.ready)
+        return [replace(opening, released=()), *inside[:-1], last]
 
     def backward(self) -> Calls:
         """Returns its calls in backward, the last one first."""
