@@ -82,7 +82,8 @@ def with_norms(linears: Mapping[str, Linear], block: Mixer, family: str) -> list
         elif path not in norms.values():
             units.append(linear)
     if isinstance(block, Attention) and block.value_norm:
-        units.insert(-1, BLANK)
+        values = next(linear for path, linear in reversed(linears.items()) if path.endswith((".v_proj", ".k_proj")))
+        units.insert(-1, _LateNorm(Linear(()), values))
     return units
 
 

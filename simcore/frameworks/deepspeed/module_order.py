@@ -53,7 +53,7 @@ _BESIDE: Final = "shared_mlp"
 _BY_PLACE: Final = ("nemotron_h", "mamba2")
 """Families that call their mixers with inputs that have no name."""
 _MODEL: Final = Call(is_model=True)
-_BY_WINDOW: Final = ("gemma3_text", "gemma4_text")
+_BY_WINDOW: Final = ("gemma3_text", "gemma4_text", "olmo3")
 """Families with rotary tables for layers with a window and others for those without (5.23 `modeling_gemma3.py`:549)."""
 
 
@@ -285,7 +285,8 @@ def _call_of(named: Mapping[str, Refs], norm: str) -> Calls:
 def _refuse_further(kind: LayerKind) -> None:
     """Raises NotYet for layers of which modules are called in an order that was not measured."""
     for said, what in ((kind.joined, "experts beside an MLP"), (kind.own_input, "inputs of single layers"),
-                       (kind.streams, "several residual streams"), (kind.shared, "a transformer that layers share")):
+                       (kind.streams, "several residual streams"), (kind.shared, "a transformer that layers share"),
+                       (kind.family == "phi", "modules of dropout behind blocks (phi)")):
         if said:
             raise NotYet(Problem("model", f"not yet: {what} under DeepSpeed, whose hooks follow the order of modules; "
                                  "placement is served"))
