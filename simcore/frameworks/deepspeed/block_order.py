@@ -12,11 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from simcore.errors import NotYet, Problem
 from simcore.frameworks.deepspeed.module_units import BLANK, Calls, Chain, Container, Linear, Refs, Unit
-from simcore.models.blocks import Attention, Branch, Mamba2, Mixer
+from simcore.models.blocks import Attention, Branch, LayerKind, Mamba2, Mixer
 from simcore.operators.hf.remote_code import LINEARS
 
-__all__ = ["FIRST_PRODUCT", "place_of", "read_by_kernel", "with_activation", "with_experts", "with_norms"]
+__all__ = ["FIRST_PRODUCT", "place_of", "read_by_kernel", "refuse_further", "with_activation", "with_experts",
+           "with_norms"]
 
 FIRST_PRODUCT: Final = ".in_proj"
 _READY: Final = ("conv1d.bias", "D", "norm.weight", "dt_bias", "out_proj.weight", "conv1d.weight", "A_log")
@@ -104,8 +106,8 @@ def read_by_kernel(branch: Branch, linears: Mapping[str, Linear],
 
 def with_activation(units: Sequence[Unit], family: str) -> list[Unit]:
     """Modules of an MLP in the order of calls, its activation, which has no parameters, among them."""
-    at = 2 if family in _UP_FIRST else 1
-    return [*units[:at], BLANK, *units[at:]]
+    at = 1 if family in _UP_FIRST else 0
+    return [*units[:at], Chain((units[at], BLANK)), *units[at + 1:]]
 
 
 def with_experts(linears: Mapping[str, Linear], experts: Mapping[str, int], family: str) -> list[Unit]:
@@ -130,3 +132,13 @@ def _of_expert(linear: Linear, expert: int) -> Linear:
 
     return replace(linear, own=of(linear.own), adapters=tuple(map(of, linear.adapters)),
                    magnitude=of(linear.magnitude))
+
+
+def refuse_further(kind: LayerKind) -> None:
+    """Raises NotYet for layers of which modules are called in an order that was not measured."""
+    for said, what in ((kind.joined, "experts beside an MLP"), (kind.own_input, "inputs of single layers"),
+                       (kind.streams, "several residual streams"), (kind.shared, "a transformer that layers share"),
+                       (kind.family == "phi", "modules of dropout behind blocks (phi)")):
+        if said:
+            raise NotYet(Problem("model", f"not yet: {what} under DeepSpeed, whose hooks follow the order of modules; "
+                                 "placement is served"))

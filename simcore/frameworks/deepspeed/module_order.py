@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
-from simcore.errors import NotYet, Problem
 from simcore.frameworks.deepspeed.block_order import (
     FIRST_PRODUCT,
     place_of,
     read_by_kernel,
+    refuse_further,
     with_activation,
     with_experts,
     with_norms,
@@ -34,12 +34,13 @@ from simcore.frameworks.deepspeed.module_units import (
     Linear,
     Refs,
     Unit,
+    backward_of,
     of_autoep,
 )
 from simcore.frameworks.deepspeed.split.matrices import cut_of
 from simcore.frameworks.deepspeed.strategy import ZeroStrategy
 from simcore.frameworks.deepspeed.tower_order import tower_calls
-from simcore.models.blocks import Attention, Branch, Embedding, Head, LatentAttention, LayerKind, Mamba2, Mlp, Moe
+from simcore.models.blocks import Attention, Branch, Embedding, Head, LatentAttention, Mamba2, Mlp, Moe
 from simcore.models.graph import ModelGraph
 from simcore.models.vision_blocks import VisionPart
 from simcore.placement.plan import Placed, Plan
@@ -152,8 +153,8 @@ def replayed(plan: Plan, layer: int) -> tuple[int, int | None]:
     `layer`: a transformer layer, by its number in the whole model.
     """
     part = _parts(plan, layer)[-1]
-    if part.behind:  # the last norm is open until what it saved is there again
-        return 1 + len(part.behind), None
+    if part.behind:  # the last norm asks, or the layer itself for the number that multiplies its output
+        return 1 + (not plan.graph.kinds[plan.graph.layers[layer].kind].scales_output), None
     opened = 1 + sum(container.outputs for container in part.opened())  # the layer, containers from the outside in
     last = part.last()
     if last is None:
@@ -170,12 +171,17 @@ def released_after(plan: Plan, layer: int) -> int:
 
     Those that the recomputation gathered are then released even if they are used again soon. DeepSpeed 0.19.6
     `partitioned_param_coordinator.py`, update_recompute_parameters: they belong to the module of which backward began
-    last and is not over: the last linear, or, if that saves nothing, the activation before it or the container.
+    last and is not over: the last linear, or, if that saves nothing, the activation before it or the container; a mixer
+    behind whose first product a kernel runs; the layer, whose output a number multiplies.
     """
+    if plan.graph.kinds[plan.graph.layers[layer].kind].scales_output:
+        return len(backward_calls(plan, layer)[1])
     part = _parts(plan, layer)[-1]
     last = part.last()
     if part.behind:
         return 0
+    if part.block.combines:
+        return len(backward_of(part.block.units))
     if last is not None and last.magnitude:  # lora_B and lora_A run within the module that asked
         return 2
     if last is None or last.adapters or part.acts_last or not _saves_nothing(plan, layer, last):
@@ -240,7 +246,7 @@ def _parts(plan: Plan, layer: int) -> tuple[_Part, ...]:
 def _parts_of(plan: Plan, layer: int, *, has_input_grad: bool) -> tuple[_Part, ...]:
     """Blocks of a layer, made once for all layers of its kind. `has_input_grad`: the layer's input needs a gradient."""
     kind, parts = plan.graph.kinds[plan.graph.layers[layer].kind], list[_Part]()
-    _refuse_further(kind)
+    refuse_further(kind)
     shared = len(kind.branches) if kind.beside else 2 * kind.paired
     reached = has_input_grad
     for number, (name, branch) in enumerate(_blocks(plan, layer)):
@@ -280,16 +286,6 @@ def _call_of(named: Mapping[str, Refs], norm: str) -> Calls:
     """The call of a norm, none where there is no norm."""
     refs = named.get(norm, ())
     return [Call(refs, refs)] if norm else []
-
-
-def _refuse_further(kind: LayerKind) -> None:
-    """Raises NotYet for layers of which modules are called in an order that was not measured."""
-    for said, what in ((kind.joined, "experts beside an MLP"), (kind.own_input, "inputs of single layers"),
-                       (kind.streams, "several residual streams"), (kind.shared, "a transformer that layers share"),
-                       (kind.family == "phi", "modules of dropout behind blocks (phi)")):
-        if said:
-            raise NotYet(Problem("model", f"not yet: {what} under DeepSpeed, whose hooks follow the order of modules; "
-                                 "placement is served"))
 
 
 def _first_alike(plan: Plan, layer: int) -> int:
