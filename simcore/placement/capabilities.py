@@ -29,7 +29,8 @@ class Capabilities:
     (message, rule of the framework) if it has none of them itself. `offload`: parts (params, optimizer, gradients,
     activations) that may rest outside the device. `fixed`: scenario key -> the only value, besides "auto", that the
     table knows. `virtual_stages`: a rank may run several chunks of layers. `no_capacity`: the rule by which experts
-    have no capacity, "" if they may.
+    have no capacity, "" if they may. `absent`: axes, and parts outside the device, that the framework does not have ->
+    (message, rule of the framework).
     """
 
     axes: tuple[str, ...]
@@ -38,10 +39,14 @@ class Capabilities:
     fixed: Mapping[str, str] = field(default_factory=dict)
     virtual_stages: bool = False
     no_capacity: str = ""
+    absent: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def check(self, job: Job) -> None:
         """Raises NotYet or IllegalLayout for the first setting of a job that is not served."""
         self._check_axes(job)
+        for part, reason in self.absent.items():
+            if part not in _AXES and job.scenario.training.offload.part(part)[1]:
+                raise job.illegal(f"training.offload.{part}", *reason)
         job.refuse_offload(*self.offload)
         job.refuse_given(self.fixed)
         if self.no_capacity:
@@ -53,6 +58,8 @@ class Capabilities:
         for axis, name in _AXES.items():
             if axis in self.axes or getattr(job.mesh, axis) == 1:
                 continue
+            if axis in self.absent:
+                raise job.illegal(f"mesh.{axis}", *self.absent[axis])
             if self.axes_refusal:
                 raise job.illegal(f"mesh.{axis}", *self.axes_refusal)
             raise job.not_yet(f"mesh.{axis}", f"{job.scenario.framework} with {name}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +13,8 @@ from simcore.errors import InputError, Problem
 __all__ = ["ask", "last_words"]
 
 _SCRIPT: Final = Path(__file__).parent / "real" / "run.py"
+_THREADS: Final = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""Torch's threads sleep until there is work: on cores that others use too, spinning ones take them from each other."""
 
 
 def ask(python: Path, side: str, case: dict[str, Any], timeout: float) -> dict[str, Any]:
@@ -23,7 +26,8 @@ def ask(python: Path, side: str, case: dict[str, Any], timeout: float) -> dict[s
     asked = json.dumps({"side": side, "case": case})
     try:  # -I: nothing of this process's environment is imported there
         done = subprocess.run([str(python), "-I", str(_SCRIPT)], input=asked, capture_output=True,  # noqa: S603
-                              text=True, encoding="utf-8", errors="replace", timeout=timeout, check=False)
+                              env=_THREADS | os.environ, text=True, encoding="utf-8", errors="replace",
+                              timeout=timeout, check=False)
     except subprocess.TimeoutExpired:
         raise InputError(Problem("--timeout", f"the framework's side took more than {timeout:g} s; give it more, or "
                                  "build fewer --layers")) from None

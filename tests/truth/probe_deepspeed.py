@@ -276,7 +276,8 @@ def model_of(row):
     dist.init_process_group("fake", store=FakeStore(), rank=row["rank"], world_size=row["ranks"])
     deepspeed.init_distributed(dist_backend="fake", auto_mpi_discovery=False)
     config = AutoConfig.for_model(row["type"], **row["model"])
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa").train()
+    attention = row.get("attn_implementation", "sdpa")
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=attention).train()
     if row["checkpoint"]:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model, config

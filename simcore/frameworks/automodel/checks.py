@@ -24,7 +24,9 @@ __all__ = ["QUANTISED", "check"]
 
 CAPABILITIES: Final = Capabilities(
     axes=ALL_AXES, no_capacity="0.7.0 moe/experts.py: tokens are never dropped",
-    fixed={"training.precision.main_grads": "auto"})
+    fixed={"training.precision.main_grads": "auto"},
+    absent={"activations": ("Automodel has no setting by which saved activations are moved to the host",
+                            "0.7.0 components/distributed/config.py: activation_checkpointing alone")})
 QUANTISED = "0.7.0 _transformers/model_init.py __init_model"
 
 def check(job: Job) -> None:

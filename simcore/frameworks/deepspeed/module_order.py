@@ -16,27 +16,33 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
-from simcore.errors import NotYet, Problem
+from simcore.frameworks.deepspeed.block_order import (
+    FIRST_PRODUCT,
+    place_of,
+    read_by_kernel,
+    refuse_further,
+    with_activation,
+    with_experts,
+    with_norms,
+)
 from simcore.frameworks.deepspeed.experts.layers import LAYERS, has_own_experts
 from simcore.frameworks.deepspeed.module_units import (
-    BLANK,
     LEAF_FAMILIES,
     Call,
     Calls,
-    Chain,
     Container,
     Linear,
     Refs,
     Unit,
+    backward_of,
     of_autoep,
 )
 from simcore.frameworks.deepspeed.split.matrices import cut_of
 from simcore.frameworks.deepspeed.strategy import ZeroStrategy
 from simcore.frameworks.deepspeed.tower_order import tower_calls
-from simcore.models.blocks import Attention, Branch, Embedding, Head, Mlp, Moe
+from simcore.models.blocks import Attention, Branch, Embedding, Head, LatentAttention, Mamba2, Mlp, Moe
 from simcore.models.graph import ModelGraph
 from simcore.models.vision_blocks import VisionPart
-from simcore.operators.hf.remote_code import LINEARS
 from simcore.placement.plan import Placed, Plan
 
 __all__ = ["asks_inputs", "backward_calls", "forward_calls", "readiness", "released_after", "replayed"]
@@ -45,7 +51,11 @@ _ADAPTERS: Final = (".lora_a", ".lora_b")
 _MAGNITUDE: Final = ".lora_magnitude_vector"
 _BESIDE: Final = "shared_mlp"
 """Module of GraniteMoeHybrid's shared MLP, no part of the experts' module (`modeling_granitemoehybrid.py`:1001)."""
+_BY_PLACE: Final = ("nemotron_h", "mamba2")
+"""Families that call their mixers with inputs that have no name."""
 _MODEL: Final = Call(is_model=True)
+_BY_WINDOW: Final = ("gemma3_text", "gemma4_text", "olmo3")
+"""Families with rotary tables for layers with a window and others for those without (5.23 `modeling_gemma3.py`:549)."""
 
 
 def forward_calls(plan: Plan, layer: int) -> Calls:
@@ -62,7 +72,7 @@ def _forward_of(plan: Plan, layer: int) -> tuple[Call, ...]:
     kind = plan.graph.kinds[plan.graph.layers[layer].kind]
     everything = tuple((number, 0) for number, p in enumerate(plan.of_layer(layer)) if not p.spec.is_buffer)
     if isinstance(kind.block, Embedding):  # PEFT's model, the model, its inner model; the rotary embedding
-        rotary = _has_rotary_embedding(plan) and not kind.block.tower  # behind a tower it is called there
+        rotary = 0 if kind.block.tower else _rotary_calls(plan)  # behind a tower it is called there
         return (*_around(plan), _model(plan), _MODEL, Call(everything, everything), *[Call()] * rotary)
     if isinstance(kind.block, VisionPart):
         return tower_calls(plan, layer)
@@ -82,11 +92,13 @@ def _whole(plan: Plan, layer: int) -> Call:
                           if not placed.spec.is_buffer for expert in range(placed.used_copies)))
 
 
-def _has_rotary_embedding(plan: Plan) -> bool:
-    """False for models whose attention has no positions: they have no module that makes them."""
+def _rotary_calls(plan: Plan) -> int:
+    """Calls of the module that makes rotary tables: none without positions, else one, or one for each kind of them."""
     blocks = [branch.block for kind in plan.graph.kinds for branch in kind.branches]
     attention = [block for block in blocks if isinstance(block, Attention)]
-    return not attention or any(block.rotary for block in attention)
+    if not any(block.rotary for block in attention) and not any(isinstance(block, LatentAttention) for block in blocks):
+        return 0
+    return len({block.window > 0 for block in attention}) if plan.graph.architecture.family in _BY_WINDOW else 1
 
 
 def backward_calls(plan: Plan, layer: int) -> tuple[Calls, Calls]:
@@ -141,6 +153,8 @@ def replayed(plan: Plan, layer: int) -> tuple[int, int | None]:
     `layer`: a transformer layer, by its number in the whole model.
     """
     part = _parts(plan, layer)[-1]
+    if part.behind:  # the last norm asks, or the layer itself for the number that multiplies its output
+        return 1 + (not plan.graph.kinds[plan.graph.layers[layer].kind].scales_output), None
     opened = 1 + sum(container.outputs for container in part.opened())  # the layer, containers from the outside in
     last = part.last()
     if last is None:
@@ -157,10 +171,17 @@ def released_after(plan: Plan, layer: int) -> int:
 
     Those that the recomputation gathered are then released even if they are used again soon. DeepSpeed 0.19.6
     `partitioned_param_coordinator.py`, update_recompute_parameters: they belong to the module of which backward began
-    last and is not over: the last linear, or, if that saves nothing, the activation before it or the container.
+    last and is not over: the last linear, or, if that saves nothing, the activation before it or the container; a mixer
+    behind whose first product a kernel runs; the layer, whose output a number multiplies.
     """
+    if plan.graph.kinds[plan.graph.layers[layer].kind].scales_output:
+        return len(backward_calls(plan, layer)[1])
     part = _parts(plan, layer)[-1]
     last = part.last()
+    if part.behind:
+        return 0
+    if part.block.combines:
+        return len(backward_of(part.block.units))
     if last is not None and last.magnitude:  # lora_B and lora_A run within the module that asked
         return 2
     if last is None or last.adapters or part.acts_last or not _saves_nothing(plan, layer, last):
@@ -175,29 +196,32 @@ def _saves_nothing(plan: Plan, layer: int, linear: Linear) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A block: the norm before it, its module (with what that has itself: sinks, Mamba's vectors).
+    """A block: the norm before it, its module (with what that has itself: sinks, Mamba's vectors), the norm behind it.
 
-    `before` is empty where another block stands behind the same norm already. `acts_last`: the activation is a module
-    of which the last linear takes the output as it is. `has_input_grad`: the block's input needs a gradient. `joins`:
-    the last unit takes what the others have made, and not the block's input.
+    `before` is empty where another block stands behind the same norm already, both are where there is no norm.
+    `acts_last`: the activation is a module of which the last linear takes the output as it is. `has_input_grad`: the
+    block's input needs a gradient. `joins`: the last unit takes what the others have made, and not the block's input.
     """
 
     before: Calls
     block: Container
+    behind: Calls
     acts_last: bool = False
     has_input_grad: bool = True
     joins: bool = True
 
     def forward(self) -> Calls:
-        return [*self.before, *self.block.forward()]
+        return [*self.before, *self.block.forward(), *self.behind]
 
     def backward(self) -> Calls:
         if self.has_input_grad:
-            return [*reversed(self.block.backward()), *self.before]
+            return [*self.behind, *reversed(self.block.backward()), *self.before]
         *first, last = self.block.units
         inside = [call for unit in first for call in unit.without_input_grad()]
-        inside += last.backward() if self.joins else last.without_input_grad()
-        return [self.block.opening(), *reversed(inside)]  # the norm before it is frozen, as all before it is
+        inside += last.backward() if self.joins and inside else last.without_input_grad()
+        if not inside:
+            return []
+        return [*self.behind, self.block.opening(), *reversed(inside)]  # the norm before it is frozen, as all before it
 
     def opened(self) -> list[Container]:
         """The module and the containers in it, from the outside in, that hold the last linear."""
@@ -221,29 +245,47 @@ def _parts(plan: Plan, layer: int) -> tuple[_Part, ...]:
 @lru_cache(maxsize=256)
 def _parts_of(plan: Plan, layer: int, *, has_input_grad: bool) -> tuple[_Part, ...]:
     """Blocks of a layer, made once for all layers of its kind. `has_input_grad`: the layer's input needs a gradient."""
-    named, parts = _by_module(plan, layer), list[_Part]()
-    kind = plan.graph.kinds[plan.graph.layers[layer].kind]
-    if kind.beside or kind.paired:
-        raise NotYet(Problem("model", f"not yet: attention and {'MLP' if kind.beside else 'a mixer'} beside each other "
-                             "under DeepSpeed, whose hooks follow the order of modules; placement is served"))
+    kind, parts = plan.graph.kinds[plan.graph.layers[layer].kind], list[_Part]()
+    refuse_further(kind)
+    shared = len(kind.branches) if kind.beside else 2 * kind.paired
+    reached = has_input_grad
     for number, (name, branch) in enumerate(_blocks(plan, layer)):
-        if branch.behind:
-            raise NotYet(Problem("model", f"not yet: norms behind blocks ({branch.behind}) under DeepSpeed, whose "
-                                 "hooks follow the order of modules; placement is served"))
-        norm = named.get(branch.norm, ())
-        before = [Call(norm, norm)] if name == branch.name else []
-        if isinstance(branch.block, Moe) and _is_leaf(plan, layer):
-            leaf, trains = _in_order(plan, layer, name), plan.of_layer(layer)
-            outputs = LAYERS[plan.graph.implementation].moe_outputs if any(
-                trains[number].trainable for number, _ in leaf) else 1
-            parts.append(_Part(before, Container(outputs=outputs, leaf=leaf)))
-            continue
-        acts_last = isinstance(branch.block, Mlp | Moe) and not branch.block.gated
-        units = tuple(_inside(plan, layer, name, branch))
-        combines = isinstance(branch.block, Moe) and has_own_experts(plan.graph)
-        parts.append(_Part(before, Container(named.get(name, ()), units, combines=combines), acts_last,
-                           number > 0 or has_input_grad, joins=not isinstance(units[-1], Container)))
+        has_norm = name == branch.name and not 0 < number < shared
+        part = _part_of(plan, layer, name, branch, has_norm=has_norm)
+        reached = reached or _trains(plan, layer, part.before)
+        parts.append(replace(part, has_input_grad=reached))
+        if number + 1 >= shared:  # what it adds is an input of the next one
+            reached = reached or any(_trains(plan, layer, one.forward()) for one in parts)
     return tuple(parts)
+
+
+def _part_of(plan: Plan, layer: int, name: str, branch: Branch, *, has_norm: bool) -> _Part:
+    named, kind = _by_module(plan, layer), plan.graph.kinds[plan.graph.layers[layer].kind]
+    before, behind = _call_of(named, branch.norm) if has_norm else [], _call_of(named, branch.behind)
+    if isinstance(branch.block, Moe) and _is_leaf(plan, layer):
+        leaf = _in_order(plan, layer, name)
+        outputs = LAYERS[plan.graph.implementation].moe_outputs if _trains(plan, layer, [Call(leaf)]) else 1
+        return _Part(before, Container(outputs=outputs, leaf=leaf), behind)
+    units = tuple(_inside(plan, layer, name, branch))
+    read, ready = read_by_kernel(branch, _linears(plan, layer, name), {
+        placed.spec.name: (number, 0) for number, placed in enumerate(plan.of_layer(layer))})
+    combines = isinstance(branch.block, Mamba2) or (isinstance(branch.block, Moe) and has_own_experts(plan.graph))
+    block = Container((*named.get(name, ()), *read), units, combines=combines, by_name=kind.family not in _BY_PLACE,
+                      ready=ready)
+    return _Part(before, block, behind, isinstance(branch.block, Mlp | Moe) and not branch.block.gated,
+                 joins=not isinstance(units[-1], Container))
+
+
+def _trains(plan: Plan, layer: int, calls: Calls) -> bool:
+    """True if any parameter that the calls gather is trained."""
+    placed = plan.of_layer(layer)
+    return any(placed[number].trainable for call in calls for number, _ in call.needed)
+
+
+def _call_of(named: Mapping[str, Refs], norm: str) -> Calls:
+    """The call of a norm, none where there is no norm."""
+    refs = named.get(norm, ())
+    return [Call(refs, refs)] if norm else []
 
 
 def _first_alike(plan: Plan, layer: int) -> int:
@@ -277,68 +319,28 @@ def _blocks(plan: Plan, layer: int) -> Iterator[tuple[str, Branch]]:
 def _inside(plan: Plan, layer: int, name: str, branch: Branch) -> list[Unit]:
     """Modules inside a block, in the order of calls."""
     linears = _linears(plan, layer, name)
-    if any(plan.of_layer(layer)[linear.own[0][0]].spec.copies > 1 for linear in linears.values()):
-        return _with_experts(plan, layer, linears)
+    family, placed = plan.graph.kinds[plan.graph.layers[layer].kind].family, plan.of_layer(layer)
+    experts = {path: one.used_copies for path, linear in linears.items()
+               if (one := placed[linear.own[0][0]]).spec.copies > 1}
+    if experts:
+        return with_experts(linears, experts, family)
     if has_own_experts(plan.graph) and isinstance(branch.block, Moe):
         return of_autoep(linears)
-    inside = _with_norms(linears)
-    if isinstance(branch.block, Mlp) or name != branch.name:
-        inside.insert(1, BLANK)  # the activation of a gated MLP
-    return inside
-
-
-def _with_norms(linears: dict[str, Linear]) -> list[Unit]:
-    """Linears, and queries or keys together with the norm of theirs."""
-    norms = {path.replace("_norm", "_proj"): path for path in linears if path.endswith((".q_norm", ".k_norm"))}
-    return [Chain((linear, linears[norms[path]])) if path in norms else linear
-            for path, linear in linears.items() if path not in norms.values()]
-
-
-def _with_experts(plan: Plan, layer: int, linears: dict[str, Linear]) -> list[Unit]:
-    """Router, experts one after the other, shared expert: each expert a container of two or three linears."""
-    of = plan.of_layer(layer)
-    family = plan.graph.kinds[plan.graph.layers[layer].kind].family
-    paths = [path for path, linear in linears.items() if of[linear.own[0][0]].spec.copies > 1]
-    if family in LINEARS:  # Mixtral registers them in another order
-        paths.sort(key=lambda path: LINEARS[family].index(path.rpartition(".")[2]))
-    routed = [linears[path] for path in paths]
-    others = {path: linear for path, linear in linears.items() if path not in paths}
-    shared = [linear for path, linear in others.items() if path.count(".") > 1]
-    router = [linear for linear in others.values() if linear not in shared]
-    experts = [[_of_expert(linear, number) for linear in routed]
-               for number in range(of[routed[0].own[0][0]].used_copies)]
-    modules = [*experts, *([shared] if shared else [])]
-    return [*router, *(Container((), (first, BLANK, *rest)) for first, *rest in modules)]
-
-
-def _of_expert(linear: Linear, expert: int) -> Linear:
-    def of(refs: Refs) -> Refs:
-        return tuple((number, expert) for number, _ in refs)
-
-    return replace(linear, own=of(linear.own), adapters=tuple(map(of, linear.adapters)),
-                   magnitude=of(linear.magnitude))
+    if isinstance(branch.block, Mamba2):
+        return [linear for path, linear in linears.items() if path.endswith(FIRST_PRODUCT)]
+    inside = with_norms(linears, branch.block, family)
+    return with_activation(inside, family) if isinstance(branch.block, Mlp) or name != branch.name else inside
 
 
 def _linears(plan: Plan, layer: int, branch: str) -> dict[str, Linear]:
-    """In the order of calls: queries and keys are normed as soon as they are there (5.23 `modeling_qwen3.py`:244).
-
-    Hunyuan's are normed behind their rotation, before the output projection (`modeling_hunyuan_v1_dense.py`).
-    """
-    named = _by_module(plan, layer)
+    """Linears of a block, and norms of their outputs, in the order of calls."""
+    named, family = _by_module(plan, layer), plan.graph.kinds[plan.graph.layers[layer].kind].family
     paths = sorted((path for path in named if path.startswith(f"{branch}.")
                     and not path.endswith((*_ADAPTERS, _MAGNITUDE))),
-                   key=lambda path: _place(list(named), path))
+                   key=lambda path: place_of(list(named), path, family))
     drops = bool(plan.framework.options.lora_dropout)
     return {path: Linear(named[path], tuple(named[f"{path}{end}"] for end in _ADAPTERS if f"{path}{end}" in named),
                          named.get(f"{path}{_MAGNITUDE}", ()), drops) for path in paths}
-
-
-def _place(named: Sequence[str], path: str) -> float:
-    """Place of a module among the calls of its block, where that is not the one of its registration."""
-    module, _, name = path.rpartition(".")
-    if name in ("query_layernorm", "key_layernorm"):
-        return named.index(f"{module}.o_proj") - 0.5
-    return named.index(path.replace("q_norm", "q_proj").replace("k_norm", "k_proj"))
 
 
 def _in_order(plan: Plan, layer: int, branch: str) -> Refs:
@@ -383,8 +385,8 @@ def readiness(plan: Plan, layer: int, *, weight_first: bool = False) -> Sequence
     `runtime/zero/linear.py`), after it. AutoTP's linears, whose bias is a sum, are not ZeRO-3's own.
     """
     placed = plan.of_layer(layer)
-    refs = (ref for call in reversed(forward_calls(plan, layer)) for ref in (
-        call.needed if weight_first and not _is_autotps(plan, placed, call) else call.needed[::-1]))
+    refs = (ref for call in reversed(forward_calls(plan, layer)) for ref in (*call.ready, *(
+        call.needed if weight_first and not _is_autotps(plan, placed, call) else call.needed[::-1])))
     return list(dict.fromkeys(ref for ref in refs if placed[ref[0]].trainable))
 
 

@@ -15,6 +15,16 @@ router, and once more in a hook on the router whose logits are not read (_regist
 one module, the shared expert and its gate. The block itself weighs what the experts have made, so a replay begins in
 it, before the modules inside are called in backward, and ends behind them.
 
+[Note: inputs by name] DeepSpeed 0.19.6 `runtime/zero/parameter_offload.py`: the end of a module's backward is seen at
+its inputs, of which hooks before forward are given those without a name alone. A module that is called with names
+alone (`self.mamba(hidden_states=...)`) is not over before the pass is: what it gathers for itself stays.
+
+[Note: parameters that a kernel reads] The kernel behind Mamba-2's first product takes the convolution's, the norm's and
+the last linear's weights, none of which is called as a module (transformers 5.23 `modeling_bamba.py`, likewise in
+Nemotron-3-Nano's repository). DeepSpeed takes them for the mixer's own from the first pass on (`parameter_offload.py`,
+ZeROOrderedDict): they are gathered with it. Their gradients come at once; autograd adds them to the parameters in the
+order in which its heap gives up nodes of equal rank (torch 2.13 `autograd/engine.cpp` ReadyQueue).
+
 [Note: calls of an adapted linear] PEFT 0.21.2 `tuners/lora/layer.py`, `tuners/lora/bnb.py`: the module around a linear
 reads the type of `lora_A`'s weight, which DeepSpeed then takes for its own (`parameter_offload.py`,
 register_external_parameter) and keeps until that module is over; then come the linear itself, a dropout that does
@@ -47,7 +57,8 @@ class Call:
 
     `is_leaf`: it gathers what is inside. `is_model`: the parameters of all layers are inside. `reads_head`: it gathers
     the head's weight, which the model's own forward reads. `released`: parameters whose last open module ends with the
-    call, if not all that it gathers.
+    call, if not all that it gathers. `ready`: parameters of the module around it whose gradients come before
+    those of its own, in their order.
     """
 
     own: Refs = ()
@@ -56,11 +67,17 @@ class Call:
     is_model: bool = False
     reads_head: bool = False
     released: Refs | None = None
+    ready: Refs = ()
 
     @property
     def needed(self) -> Refs:
         """Parameters that it gathers."""
         return self.inside if self.is_leaf else self.own
+
+    def and_releases(self, refs: Refs) -> Call:
+        """The same call, with which the last open module of `refs` ends too."""
+        released = self.needed if self.released is None else self.released
+        return replace(self, released=(*released, *refs))
 
 
 Calls = list[Call]
@@ -214,7 +231,8 @@ class Container:
     """A module with parameters of its own, or none, that runs others one after the other.
 
     `outputs`: tensors that it returns. `leaf`: what is inside a leaf, which has no units. `combines`: it saves what its
-    units have made, for a product of its own behind them.
+    units have made, for a product of its own behind them. `by_name`: [Note: inputs by name]. `ready`: its own
+    parameters in the order of their gradients, where these come before those of its units.
     """
 
     own: Refs = ()
@@ -222,6 +240,8 @@ class Container:
     outputs: int = 1
     leaf: Refs = ()
     combines: bool = False
+    by_name: bool = False
+    ready: Refs = ()
 
     @property
     def inside(self) -> Refs:
@@ -234,12 +254,19 @@ class Container:
 
     def forward(self) -> Calls:
         """Returns its calls in forward, in order."""
-        return [self.opening(), *forward_of(self.units)]
+        opening, inside = self.opening(), forward_of(self.units)
+        if not (self.own and inside):
+            return [opening, *inside]
+        last = replace(inside[-1].and_releases(self.own), ready=self.ready)
+        return [replace(opening, released=()), *inside[:-1], last]
 
     def backward(self) -> Calls:
         """Returns its calls in backward, the last one first."""
-        opening = self.opening()
-        return [*backward_of(self.units), opening, *[replace(opening, released=())] * (self.outputs - 1)]
+        opening, inside = self.opening(), backward_of(self.units)
+        if self.own and inside:
+            opening = replace(opening, released=())
+            inside[0] = inside[0] if self.by_name else inside[0].and_releases(self.own)
+        return [*inside, opening, *[replace(opening, released=())] * (self.outputs - 1)]
 
     def without_input_grad(self) -> Calls:
         """Returns its calls in backward, the last one first, where its input needs no gradient.

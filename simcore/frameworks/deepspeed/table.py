@@ -50,7 +50,10 @@ CAPABILITIES: Final = Capabilities(
     axes=("dp_replicate", "dp_shard", "cp", "tp", "ep", "etp"), offload=("params", "optimizer", "gradients"),
     fixed={"training.sequence_parallel": "False", "training.precision.experts": "auto",
            "training.optimizer.master": "fp32", "training.optimizer.moments": "fp32",
-           "training.optimizer.paged": "False", **ONE_STAGE})
+           "training.optimizer.paged": "False", **ONE_STAGE},
+    absent={"pp": ("stages are DeepSpeed's PipelineModule, which is made of a list of layers and not of a model of "
+                   "transformers; ZeRO-2 and ZeRO-3 are incompatible with it",
+                   "deepspeed 0.19.6 deepspeed/__init__.py initialize, runtime/pipe/engine.py:77")})
 IN_COMPUTE: Final = ("training.precision.params", "training.precision.main_grads", "training.precision.grad_reduce",
                       "training.lora.dtype")
 """Keys that can say nothing but the compute dtype."""

@@ -86,6 +86,9 @@ _FROZEN: Final = ("accelerate 1.15 accelerator.py prepare_model: flat parameters
 CAPABILITIES: Final = Capabilities(
     axes=("dp_replicate", "dp_shard"), offload=("params", "gradients", "optimizer", "activations"),
     fixed={**PLAIN_TORCH, **ONE_STAGE})
+_STAGES: Final = {"pp": ("Combining FSDP with pipeline parallelism is not supported yet",
+                         "transformers 5.23 distributed/configuration_utils.py:188; accelerate 1.15.0 "
+                         "parallelism_config.py has no such axis")}
 SPLIT: Final = replace(CAPABILITIES, axes=("dp_replicate", "dp_shard", "cp"))
 LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", LM_HEAD, *OF_POLICIES)
 WITHIN: Final[dict[str, ShardingStrategy]] = {"FULL_SHARD": "FULL_SHARD", "HYBRID_SHARD": "FULL_SHARD",
@@ -157,7 +160,8 @@ def in_fp8(job: Draft) -> ModelGraph:
 
 
 def _check(job: Draft, options: dict[str, Any]) -> None:
-    (SPLIT if job.mesh.cp > 1 else CAPABILITIES).check(job)
+    absent = {} if job.graph.implementation == "llmfoundry" else _STAGES
+    replace(SPLIT if job.mesh.cp > 1 else CAPABILITIES, absent=absent).check(job)
     if job.mesh.cp > 1:
         check_split(job, options)
     check_tower(job, options)

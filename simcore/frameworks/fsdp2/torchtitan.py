@@ -116,7 +116,8 @@ def check(job: Job, options: dict[str, Any]) -> None:
     if training.lengths == "packed":
         raise job.not_yet("training.lengths", "packed sequences with torchtitan's layers")
     if training.method != "full":
-        raise job.not_yet("training.method", f"{training.method} with torchtitan's layers")
+        raise job.illegal("training.method", f"torchtitan has no adapters ({training.method})",
+                          "torchtitan 0.2.2 components/quantization: its converters are float8 and mx alone")
     _check_compiled(job, family, options)
     _check_attention(job, family, options)
     if mesh.pp > 1 and not FAMILIES[family].has_stages:

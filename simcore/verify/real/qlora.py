@@ -21,6 +21,7 @@ import torch
 from transformers import BitsAndBytesConfig
 
 from .steps.measured_steps import two_measured_steps
+from .steps.products import Zeros
 from .steps.tracker import Tracker, short
 
 
@@ -136,7 +137,7 @@ def steps_of(model: Any, optimizer: torch.optim.Optimizer, *, autocast: bool, vo
 
     tracker = Tracker()
     known = rest_of(model)
-    with tracker:
+    with Zeros(), tracker:
         for p in (*model.parameters(), *model.buffers()):
             tracker.number_of(p)
         gc.collect()

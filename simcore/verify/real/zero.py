@@ -19,6 +19,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .steps.products import Zeros
+
 NOTED = {"all_reduce": "all_reduce", "all_reduce_coalesced": "all_reduce", "all_gather_into_tensor": "all_gather",
          "reduce_scatter_tensor": "reduce_scatter"}
 TOKENS, STEPS = 16, 4
@@ -30,13 +32,14 @@ CALLS: list[list[Any]] = []
 def found(case: dict[str, Any]) -> dict[str, Any]:
     """Parts of every parameter, collectives of the last step's passes, bytes of masters and what the update gathers."""
     engine, vocabulary = started(case)
-    for _ in range(STEPS):
-        CALLS.clear()
-        for _ in range(case["microbatches"]):
-            tokens = torch.randint(0, vocabulary, (1, TOKENS))
-            engine.backward(engine(input_ids=tokens, labels=tokens, use_cache=False).loss)
-            passes = len(CALLS)
-            engine.step()
+    with Zeros():
+        for _ in range(STEPS):
+            CALLS.clear()
+            for _ in range(case["microbatches"]):
+                tokens = torch.randint(0, vocabulary, (1, TOKENS))
+                engine.backward(engine(input_ids=tokens, labels=tokens, use_cache=False).loss)
+                passes = len(CALLS)
+                engine.step()
     sent, update = CALLS[:passes], CALLS[passes:]
     return {"versions": {name: version(name) for name in ("deepspeed", "torch", "transformers")},
             "tensors": [[name, part(p).numel(), str(p.dtype).replace("torch.", "")]

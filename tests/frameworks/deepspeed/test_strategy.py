@@ -212,7 +212,7 @@ HOSTED: dict[str, Any] = {"offload": {"optimizer": "host"}}
 
 
 @pytest.mark.parametrize(("stage", "mesh", "given", "kind", "told"), [
-    ("zero2", {"dp_shard": 2, "pp": 2}, {}, NotYet, "zero2 with pipeline stages"),
+    ("zero2", {"dp_shard": 2, "pp": 2}, {}, IllegalLayout, "DeepSpeed's PipelineModule"),
     ("zero2", {"dp_shard": 2, "dp_replicate": 2}, {}, IllegalLayout, "stage 2 cuts over all ranks"),
     ("zero3", {"dp_shard": 2, "dp_replicate": 2}, {}, IllegalLayout, "are scattered over all ranks"),
     ("zero3", {"dp_shard": 6}, {"options": {"zero_hpz_partition_size": 4}}, IllegalLayout, "6 is not divisible by 4"),

@@ -35,7 +35,7 @@ def _titan(mesh: dict[str, int], options: dict[str, Any] | None = None, **traini
                        "options": {"compile": True, "fp8_recipe": "tensorwise", "fp8_all_gather": True}},
      "together with `recipe_name` is not supported"),
     ({"dp_shard": 2}, {"options": {"reshard_after_forward": 2}}, "reshard_after_forward: expected null or true"),
-    ({"dp_shard": 2}, {"method": "lora"}, "not yet: lora with torchtitan's layers"),
+    ({"dp_shard": 2}, {"method": "lora"}, "torchtitan has no adapters"),
     ({"dp_shard": 4, "ep": 2}, {"model": "qwen3-30b-a3b", "routing": {"capacity_factor": 1.5}}, "no expert capacity"),
     ({"dp_shard": 2}, {"options": {"sync_gradients": "last"}}, "sync_gradients: expected 'every'"),
     ({"dp_shard": 2}, {"model": "mixtral-8x7b"}, "not yet: mixtral in the layers of torchtitan"),
@@ -81,7 +81,7 @@ def _titan(mesh: dict[str, int], options: dict[str, Any] | None = None, **traini
     ({"dp_shard": 2}, {"model": "nemotron-3-tiny"}, "not yet: nemotron_h in the layers of torchtitan"),
     ({"dp_shard": 2}, {"model": "deepseek-v2-lite", "precision": {"compute": "fp32"}}, "experts in fp32: torchtitan"),
     ({"dp_shard": 2}, {"loss": "hf"}, "not yet: hf under fsdp2"),
-    ({"dp_shard": 2}, {"method": "lora", "lora": {"target_modules": ["wq"]}}, "not yet: lora with torchtitan's layers"),
+    ({"dp_shard": 2}, {"method": "lora", "lora": {"target_modules": ["wq"]}}, "torchtitan has no adapters"),
     ({"dp_shard": 2}, {"recompute": {"mode": "uniform", "num_layers": 2}}, "other checkpointing under torchtitan"),
     ({"dp_shard": 2}, {"recompute": {"mode": "every", "modules": ["mm"]}}, "layers are recomputed whole"),
     ({"dp_shard": 2}, {"recompute": {"mode": "per_op", "modules": ["mm"]}}, "another list of operators")])

@@ -81,10 +81,10 @@ def test_attention_of_plain_operators_drops_nothing() -> None:
     assert [problem.message for problem in report.problems] == ["not yet: dropout in attention of plain operators"]
 
 
-def test_hooks_in_the_order_of_modules_are_refused_where_two_stand_side_by_side() -> None:
+def test_hooks_in_the_order_of_modules_are_refused_where_dropout_stands_behind_blocks() -> None:
     model = {"config": "phi-2", "overrides": SMALL}
     report = simulate(small.scenario("zero3", {"dp_shard": 2}, model=model))
-    assert any("beside each other" in problem.message for problem in report.problems)
+    assert any("modules of dropout behind blocks" in problem.message for problem in report.problems)
 
 
 def test_zero_3_calls_norms_behind_the_rotation_before_the_output_projection() -> None:
