@@ -20,6 +20,7 @@ import sys
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -158,7 +159,11 @@ def answered(paths: list[str], first: Imported, gpus: int, machine: str, *, loos
 
 def _answered(paths: list[str], first: Imported, gpus: int, machine: str, *, loose: bool) -> Imported:
     answers = answers_to(first, gpus, machine)
-    return import_recipe(paths, answers, loose=loose).with_settings(answers.settings)
+    made = import_recipe(paths, answers, loose=loose)
+    if made.questions:  # the model that an answer gives may ask for more, such as images
+        answers = answers_to(replace(first, questions=(*first.questions, *made.questions)), gpus, machine)
+        made = import_recipe(paths, answers, loose=loose)
+    return made.with_settings(answers.settings)
 
 
 def _too_many(imported: Imported) -> bool:
