@@ -86,7 +86,15 @@ Count = Annotated[int, Field(ge=1, le=2**31)]
 Many = Annotated[int, Field(ge=1, le=2**63 - 1), BeforeValidator(
     lambda value: int(value) if isinstance(value, float) and value.is_integer() else value)]
 """A count that is often written as `1e9`, which YAML reads as a float; it must have no fraction."""
-Fraction = Annotated[float, Field(gt=0, le=1)]
+
+
+def _of_percent(value: object) -> object:
+    return parse_quantity(value, "%") if isinstance(value, str) and "%" in value else value
+
+
+Fraction = Annotated[float, Field(gt=0, le=1), BeforeValidator(_of_percent, json_schema_input_type=Annotated[
+    float, Field(gt=0, le=1)] | Annotated[str, Field(pattern=r"^[0-9.]+ *%$")])]
+"""A share above 0 and up to 1, written as 0.92 or 92%."""
 
 
 def _finite(value: dict[str, Any]) -> dict[str, Any]:

@@ -15,12 +15,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from simcore.errors import InputError, Problem
+from simcore.errors import InputError, Problem, RankscopeError
 from simcore.frameworks.registry import asked_adapter, framework_adapter, known_frameworks
+from simcore.frameworks.setup import configuration
 from simcore.inputs.loading import changed
 from simcore.inputs.scenario import Mesh, Scenario
 from simcore.inputs.sweep import split_key
 from simcore.inputs.training import Pipeline
+from simcore.models.blocks import Moe
+from simcore.models.graph import layer_kinds
 from simcore.placement.job import topology_of
 from simcore.search.condition import RESULTS, Condition
 from simcore.search.judge import Candidate
@@ -72,7 +75,7 @@ def space_of(base: Scenario, *, gpus: Sequence[int] = (), frameworks: Sequence[s
     a key that is not free by itself and has no values, and for keys that no scenario has.
     """
     asked = dict.fromkeys(FREE, ()) if free is None else dict(free)
-    degrees = tuple(axis for axis in _MESH if "mesh" in asked or f"mesh.{axis}" in asked)
+    degrees = _degrees(base, asked)
     axes: dict[str, tuple[Any, ...]] = {}
     given: dict[str, tuple[Any, ...]] = {}
     for key, values in asked.items():
@@ -97,6 +100,26 @@ def space_of(base: Scenario, *, gpus: Sequence[int] = (), frameworks: Sequence[s
     if "leaner" not in asked:
         return space
     return replace(space, leaner={name: alone(base, other_framework(base, name)) for name in space.frameworks})
+
+
+def _degrees(base: Scenario, asked: Mapping[str, Any]) -> tuple[str, ...]:
+    """Free axes of the mesh. Those of experts are free in a model that has some, or where they are named themselves.
+
+    No framework takes ep > 1 in a model without experts; a model that is not known is left to the candidates, which
+    say so.
+    """
+    every = set(_MESH if "mesh" in asked else ())
+    if every and base.mesh.ep == 1 and not any(key.startswith("model") for key in asked) and _is_dense(base):
+        every = set(DEGREES)
+    return tuple(axis for axis in _MESH if axis in every or f"mesh.{axis}" in asked)
+
+
+def _is_dense(base: Scenario) -> bool:
+    try:
+        kinds = layer_kinds(configuration(base), base.where("model"))
+    except RankscopeError:
+        return False
+    return not any(isinstance(branch.block, Moe) for kind in kinds for branch in kind.branches)
 
 
 def _without_values(base: Scenario, key: str) -> Sequence[Problem]:

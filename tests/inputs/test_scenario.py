@@ -197,6 +197,17 @@ def test_a_run_has_one_length(text: str, told_words: str) -> None:
     assert told_words in message
 
 
+@pytest.mark.parametrize(("text", "share"), [("92%", 0.92), ("0.92", 0.92), ("100 %", 1.0), ("1", 1.0)])
+def test_a_share_is_a_number_or_a_percentage(text: str, share: float) -> None:
+    assert parse(HEAD + f"training: {{seq_len: 1}}\nlimits: {{max_fill: {text}}}").limits.max_fill == share
+
+
+@pytest.mark.parametrize("text", ["0%", "101%", "-5%", "9x%", "92"])
+def test_shares_that_are_refused(text: str) -> None:
+    (message,) = told(f"training: {{seq_len: 1}}\nlimits: {{max_fill: {text}}}")
+    assert message.startswith("f.yaml:6: limits.max_fill: expected ")
+
+
 def test_all_problems_are_told_together() -> None:
     messages = told("training: {seq_len: x}\nmesh: {tp: 0, eep: 2}\nlimits: {max_fill: 2}\nfoo: 1")
     assert [message.split(": ")[0].removeprefix("f.yaml:") for message in messages] == ["6", "6", "5", "7", "8"]

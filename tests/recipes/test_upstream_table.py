@@ -26,7 +26,8 @@ def test_what_upstream_refuses_itself_is_told_apart_with_its_rule() -> None:
     """Every rule of theirs names a file of upstream."""
     theirs, ours = (reasons(ROWS, "Bridge", theirs=which) for which in (True, False))
     assert all(re.search(r"`[\w/]+\.py(:\d+)?`", line) for line in theirs.splitlines()[2:])
-    for words in ("world_size (", "training.global_batch_size: expected a multiple", "fp8 by mxfp8", "in fp4"):
+    for words in ("world_size (", "training.global_batch_size: expected a multiple", "fp8 by mxfp8", "in fp4",
+                  "should be divisible by pipeline_model_parallel_size", "has no build_schedule_plan"):
         assert words in theirs
         assert words not in ours
     assert not rule_of("model.moe_paged_stash: pages of experts' activations")

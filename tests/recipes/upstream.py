@@ -20,6 +20,7 @@ import sys
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -113,13 +114,15 @@ def _judged(first: Imported, imported: Imported) -> tuple[str, list[str]]:
 
 
 def named_files(path: Path) -> list[str]:
-    """DeepSpeed's JSON that a recipe names by a path from one of the folders that it lies in; Hydra's file of a script.
+    """DeepSpeed's JSON that a recipe, or accelerate's YAML, names from a folder that it lies in; Hydra's of a script.
 
     The latter lies in a folder `config` of one of those, or of an example in it.
     """
     file = read_files([str(path)])[0]
     document = file.mapping()
-    name = document.data.get("deepspeed") if document is not None else None
+    inner = document.data.get("deepspeed_config") if document is not None else None
+    name = None if document is None else document.data.get("deepspeed") or (
+        inner.get("deepspeed_config_file") if isinstance(inner, dict) else None)
     hydras = re.search(r"--config-name[= ]['\"]?(\w+)", file.text) if document is None else None
     if hydras is not None:
         name = f"config/{hydras[1]}.yaml"
@@ -156,7 +159,11 @@ def answered(paths: list[str], first: Imported, gpus: int, machine: str, *, loos
 
 def _answered(paths: list[str], first: Imported, gpus: int, machine: str, *, loose: bool) -> Imported:
     answers = answers_to(first, gpus, machine)
-    return import_recipe(paths, answers, loose=loose).with_settings(answers.settings)
+    made = import_recipe(paths, answers, loose=loose)
+    if made.questions:  # the model that an answer gives may ask for more, such as images
+        answers = answers_to(replace(first, questions=(*first.questions, *made.questions)), gpus, machine)
+        made = import_recipe(paths, answers, loose=loose)
+    return made.with_settings(answers.settings)
 
 
 def _too_many(imported: Imported) -> bool:

@@ -49,6 +49,11 @@ UPSTREAMS_OWN: Final = {
     "virtual_pipeline_model_parallel_size conflicts with": "Megatron-LM `core/transformer/transformer_config.py:2280`",
     "MoE with tensor parallelism trains only with sequence": "Megatron-LM `core/transformer/moe/moe_layer.py:636`",
     "Packed sequence is not supported by DotProductAttention": "Bridge `models/gemma/gemma2_provider.py:379`",
+    "num_layers (": "Megatron-LM `core/transformer/transformer_block.py:158`",
+    "number of layers on a pipeline rank (": "Megatron-LM `core/transformer/transformer_block.py:178`",
+    "Mismatch: ": "Megatron-LM `core/transformer/transformer_config.py:2343`",
+    "Qwen3VLModel has no build_schedule_plan": "Bridge 067f987d `models/qwen_vl/qwen3_vl_step.py:352`",
+    "the deepstack_visual_embeds should be": "Bridge `models/qwen_vl/modelling_qwen3_vl/model.py:405`",
     "the recipe has no sizes of its own": "Megatron-LM `core/transformer/transformer_config.py:1456`",
 }
 """Rules of upstream's own by the beginning of the message: a recipe with the GPUs of its name cannot run there."""

@@ -75,6 +75,15 @@ def test_only_named_keys_are_free() -> None:
         (ep, length) for ep in (1, 2, 4, 8) for length in (1024, 2048)]
 
 
+def test_a_model_without_experts_has_no_degrees_of_them_unless_they_are_named() -> None:
+    dense = changed(BASE, {"model": "llama-3.2-3b", "framework_options": {}})
+    for free, degrees in (({"mesh": ()}, {1}), ({"mesh.tp": (), "mesh.ep": ()}, {1, 2, 4, 8})):
+        made = list(candidates(space_of(dense, gpus=(8,), free=free)))
+        assert {one["mesh.ep"] for one in made} == degrees
+    either: dict[str, tuple[Any, ...]] = {"mesh": (), "model": ("llama-3.2-3b", "qwen3-30b-a3b")}
+    assert any(one["mesh.ep"] > 1 for one in candidates(space_of(dense, gpus=(8,), free=either)))
+
+
 def test_conditions_on_keys_decide_before_anything_is_simulated() -> None:
     made = scenarios(gpus=(8,), conditions=[condition("mesh.tp * mesh.pp <= 2 and training.micro_batch_size == 1")])
     assert made

@@ -229,7 +229,10 @@ def _uneven(job: Job, first: int, last: int) -> Counts:
     pp = job.mesh.pp
     middle_stages = pp - (first > 0) - (last > 0)
     middle = job.graph.num_blocks - first - last
-    if middle_stages < 0 or middle < 0 or (middle_stages and middle % middle_stages) or (not middle_stages and middle):
+    if bool(middle) != bool(middle_stages):
+        raise job.illegal("framework_options", f"Mismatch: {middle} middle layers remaining but {middle_stages} middle "
+                          "PP stages available", "core 0.16.1 transformer_config.py:1408")
+    if middle_stages < 0 or middle < 0 or (middle_stages and middle % middle_stages):
         raise job.illegal("framework_options", f"{middle} layers do not divide into {middle_stages} middle stages",
                           "core 0.16.1 transformer_config.py: uneven pipeline stages")
     counts = [middle // middle_stages] * middle_stages if middle_stages else []

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Final
 
 from simcore.inputs.document import Document
 from simcore.inputs.yaml_parser import KeyPath, dotted
+from simcore.models.placeholders import meant
 from simcore.recipes.answers import Answers
 from simcore.recipes.draft import Draft
 from simcore.recipes.environment import with_environment
@@ -130,9 +131,17 @@ def _tell_unknown(draft: Draft, document: Document, unknown: Mapping[KeyPath, st
         if dotted(path) in _MODELS and (_MODELS[dotted(path)] == "model" or dotted(path) not in idle):
             key = _MODELS[dotted(path)]
             draft.leave_out(key)
-            draft.ask(key, f"--set {key}=NAME or PATH of its config.json", f"model ({dotted(path)}: {reason})")
+            near = _named(document, path, draft.path if key == "model" else "")
+            draft.ask(key, f"--set {key}=NAME or PATH of its config.json" + (f", such as {near}" if near else ""),
+                      f"model ({dotted(path)}: {reason})")
         elif dotted(path) not in idle:
             draft.fail(document.where(path), f"{dotted(path)} is not known from the script alone: {reason}")
+
+
+def _named(document: Document, path: KeyPath, script: str) -> str:
+    """Name of a model that the known end of a path has, or else the script's own place; "" if none has."""
+    end = str(document.value(dotted(path))).rstrip("/").rpartition("/")[2]
+    return meant("" if "$" in end else end) or meant("/".join(PurePath(script).parts[-3:]))
 
 
 FORMAT: Final = Format("verl", "verl scripts and YAML", _recognises, _read)

@@ -221,6 +221,12 @@ def test_the_embedding_and_the_loss_may_count_as_layers(ends: tuple[str, ...], c
     ("no standalone embedding", {"pp": 2}, 8, {}, {"num_layers_in_first_pipeline_stage": 4,
                                                    "account_for_loss_in_pipeline_split": True}),
     ("should be divisible by pipeline_model_parallel_size 3", {"pp": 3}, 8, {}, {}),
+    ("Mismatch: 0 middle layers remaining but -1 middle PP stages", {"pp": 1}, 8, {}, {
+        "num_layers_in_first_pipeline_stage": 4, "num_layers_in_last_pipeline_stage": 4}),
+    ("Mismatch: 1 middle layers remaining but 0 middle PP stages", {"pp": 2}, 8, {}, {
+        "num_layers_in_first_pipeline_stage": 4, "num_layers_in_last_pipeline_stage": 3}),
+    ("3 layers do not divide into 2 middle stages", {"pp": 4}, 8, {}, {
+        "num_layers_in_first_pipeline_stage": 3, "num_layers_in_last_pipeline_stage": 2}),
 ])
 def test_pipelines_that_core_refuses(told: str, mesh: dict[str, int], microbatches: int, pipeline: dict[str, Any],
                                      options: dict[str, Any]) -> None:

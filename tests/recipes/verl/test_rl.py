@@ -168,6 +168,20 @@ def test_a_model_that_only_the_shell_knows_is_asked(tmp_path: Path) -> None:
     found = imported(tmp_path, SCRIPT.replace("Qwen/Qwen2.5-0.5B", "$HOME/Qwen2.5-0.5B"))
     assert [question.key for question in found.questions] == ["model"]
     assert "$HOME" in found.questions[0].text
+    assert found.questions[0].option.endswith("such as qwen2.5-0.5b")
+
+
+@pytest.mark.parametrize(("path", "script", "near"), [
+    ("$ROOT/models/Qwen3-30B-A3B-Base", "run.sh", "qwen3-30b-a3b"), ("$MODEL", "run.sh", ""),
+    ("$MODEL", "run_moonlight16b_a3b_gsm8k.sh", "moonlight-16b-a3b"),
+    ("qwen3-8b/$MODEL", "run.sh", ""), ("$ROOT/mine", "run.sh", "")])
+def test_a_question_names_the_model_that_the_end_of_a_path_has(tmp_path: Path, path: str, script: str,
+                                                               near: str) -> None:
+    """What stands before is a folder, perhaps of another model; a path that tells nothing leaves the script's name."""
+    place = tmp_path / script
+    place.write_text(SCRIPT.replace("Qwen/Qwen2.5-0.5B", path), encoding="utf-8")
+    (asked,) = import_recipe([str(place)], Answers.of_options(8, None, "dgx-h100", {})).questions
+    assert asked.option.partition(", such as ")[2] == near
 
 
 @pytest.mark.parametrize(("argument", "told"), [

@@ -25,6 +25,7 @@ from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.expert_modules import LAYERS as _COMMON
 from simcore.frameworks.common.expert_modules import Layers
 from simcore.frameworks.common.hot_ranks import hot_ranks_assumption
+from simcore.frameworks.common.liger import LIGER_OPTIONS
 from simcore.inputs.training import Draws
 from simcore.models.blocks import Moe
 from simcore.models.graph import ModelGraph
@@ -123,9 +124,9 @@ def _check(job: Job, options: dict[str, Any]) -> None:
                               f"autoep_size={job.mesh.ep}", _DETECTION)
     if isinstance(job.scenario.training.routing, Draws):
         raise job.not_yet("training.routing", "routing drawn at random in DeepSpeed's experts")
-    for name in ("experts_implementation", "liger"):
-        if options.get(name):
-            raise job.not_yet(f"framework_options.{name}", "other kernels in layers with DeepSpeed's experts")
+    kernels = next((name for name in LIGER_OPTIONS if options.get(name)), None)
+    if kernels is not None:
+        raise job.not_yet(f"framework_options.{kernels}", "Liger's kernels in layers with DeepSpeed's experts")
 
 
 def _check_model(job: Job) -> None:
@@ -148,7 +149,8 @@ def _layer_options(job: Draft, options: dict[str, Any]) -> HfOptions:
 
 
 LAYERS: Final[Mapping[str, Layers]] = MappingProxyType({**_COMMON, "autoep": Layers(
-    options={name: _transformers.LAYER_OPTIONS[name] for name in ("attn_implementation", "sdpa_backend")},
+    options={**{name: _transformers.LAYER_OPTIONS[name] for name in ("attn_implementation", "sdpa_backend")},
+             **LIGER_OPTIONS},
     check=_check, layer_options=_layer_options)})
 """Implementations under DeepSpeed: transformers' layers, and those with DeepSpeed's experts."""
 
