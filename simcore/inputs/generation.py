@@ -99,7 +99,7 @@ class Reward(Block):
 class Rl(Block):
     """One step of reinforcement learning."""
 
-    trainer: Literal["nemo_rl", "verl", "trl"] = Field(default="nemo_rl", description="Whose code runs the step")
+    trainer: Literal["nemo_rl", "verl", "trl", "openrlhf"] = Field(default="nemo_rl", description="Whose code runs the step")
     prompts: Annotated[int, Field(ge=1, le=PROMPTS)] = Field(description="Prompts per step")
     generations: Annotated[int, Field(ge=1, le=GENERATIONS)] = Field(description="Generations per prompt")
     logprob_batch_size: Sequences = Field(default=1, description="Sequences per rank of one log-probability pass")

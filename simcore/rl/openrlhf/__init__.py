@@ -1,0 +1,9 @@
+"""PPO, GRPO and REINFORCE++ of OpenRLHF: models of DeepSpeed in processes of their own, beside vLLM.
+
+Input: a `Scenario` of the workload `grpo` with `rl.trainer: openrlhf`. Output: its `Report`. Start: `workload.grpo`.
+
+`checks`: refusals. `models`: policy, reference model, critic and reward model on a class of ranks. `sleep`: what
+DeepSpeed's sleep takes off the device. `step`: the order of phases, and `sync`: weights on their way to vLLM.
+
+Facts are those of OpenRLHF 0.11.0 over DeepSpeed 0.19.6.
+"""
