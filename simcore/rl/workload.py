@@ -20,8 +20,8 @@ from simcore.placement.job import topology_of
 from simcore.results.report import Assumption, Report, TrafficRow
 from simcore.rl import trl_grpo
 from simcore.rl.engines import ENGINES, served
-from simcore.rl.openrlhf import workload as openrlhf
 from simcore.rl.generating import check_ahead, check_lengths, generate_ns, rounds_of, sent_by_engine, told_of_lengths
+from simcore.rl.openrlhf import workload as openrlhf
 from simcore.rl.report import Laid, phase_report
 from simcore.rl.step.critic import Critics, check_critic, critics_of
 from simcore.rl.step.forward import Passes, passes
