@@ -18,10 +18,9 @@ from simcore.inputs.generation import Rl
 from simcore.inputs.scenario import Scenario
 from simcore.placement.job import topology_of
 from simcore.results.report import Assumption, Report, TrafficRow
-from simcore.rl import trl_grpo
+from simcore.rl import openrlhf_ppo, trl_grpo
 from simcore.rl.engines import ENGINES, served
 from simcore.rl.generating import check_ahead, check_lengths, generate_ns, rounds_of, sent_by_engine, told_of_lengths
-from simcore.rl.openrlhf import workload as openrlhf
 from simcore.rl.report import Laid, phase_report
 from simcore.rl.step.critic import Critics, check_critic, critics_of
 from simcore.rl.step.forward import Passes, passes
@@ -61,7 +60,7 @@ class _Own:
 
 
 _OWN: Final = {"trl": ("TRL", _Own(trl_grpo.grpo, trl_grpo.legal)),
-               "openrlhf": ("OpenRLHF", _Own(openrlhf.grpo, openrlhf.legal))}
+               "openrlhf": ("OpenRLHF", _Own(openrlhf_ppo.grpo, openrlhf_ppo.legal))}
 _PAIR = 2
 """Sequences of a preference, chosen and rejected (NeMo RL 7ea279ab `algorithms/dpo.py:602`: batch sizes doubled)."""
 

@@ -1,4 +1,4 @@
-"""What OpenRLHF's sleep mode takes off the GPU, from DeepSpeed's own engine on one CPU.
+"""States that OpenRLHF's sleep mode takes off the GPU, from DeepSpeed's own engine on one CPU.
 
     python tests/truth/probe_openrlhf_sleep.py CLONE [SEED COUNT] > tests/truth/openrlhf/sleep.json
 

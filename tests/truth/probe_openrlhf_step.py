@@ -1,4 +1,4 @@
-"""What OpenRLHF's PPO trainer makes of logits and of values, step after step, on one CPU.
+"""Tensors that OpenRLHF's PPO and DPO trainers make of logits, step after step, on one CPU.
 
     python tests/truth/probe_openrlhf_step.py CLONE > tests/truth/openrlhf/step.json
 
@@ -29,7 +29,7 @@ CASES = {"plain": {}, "divided": {"temperature": 0.8}, "entropy": {"entropy": 0.
 
 
 class Entropy(torch.autograd.Function):
-    """What a compiled entropy saves and makes of the logits' size."""
+    """Stands for a compiled entropy: saves logits, and makes one gradient."""
 
     @staticmethod
     def forward(ctx: Any, logits: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What runs beside the policy of OpenRLHF's PPO: reference model, critic, reward model, and vLLM."""
+"""Models beside the policy of OpenRLHF's PPO, reference model, critic and reward model, and its vLLM."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ OF_DEEPSPEED: Final = (
     Idle(("train.seed", "local_rank", "use_ms", "train.max_epochs"), "the run around the steps"),
     Idle(("ckpt.*", "logger.*", "ds.use_universal_ckpt"), "files and logging: not part of a step"),
 )
-"""What all trainers over DeepSpeed read alike; epochs are PPO's own."""
+"""Arguments that all trainers over DeepSpeed read alike; epochs are PPO's own."""
 _ROWS: Final = (
     *OF_DEEPSPEED,
     Says("optim", "", "text", words={None: None}, idle={"adam": "the default"}, what="the optimizer"),

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from typing import Final
 
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
+from simcore.frameworks.registry import asked_adapter
 from simcore.inputs.generation import Critic, Generation, Reward, Rl
 from simcore.inputs.scenario import Scenario
 from simcore.operators.shared.wide_losses import POLICY
+from simcore.rl.trl.policy import summons_of
 
-__all__ = ["FRAMEWORKS", "KEYS", "check"]
+__all__ = ["KEYS", "check"]
 
-FRAMEWORKS: Final = ("zero1", "zero2", "zero3")
+_DEEPSPEED: Final = "deepspeed"
 KEYS: Final = ("optimizer_offload", "critic", "reward", "epochs", "generated_prompts")
 """Keys of the block `rl` that this trainer reads, beside those that all read."""
 _COMMON: Final = ("trainer", "prompts", "generations", "reference", "prompt_tokens", "mean_tokens",
@@ -25,12 +27,10 @@ Refusal = InputError | IllegalLayout | NotYet
 
 def check(scenario: Scenario, rl: Rl, generation: Generation) -> None:
     """Raises InputError, IllegalLayout or NotYet for a scenario that is refused, or that is not described."""
-    if scenario.framework not in FRAMEWORKS:
-        at, told = scenario.where("framework"), f"grpo of OpenRLHF under {scenario.framework}"
-        if not scenario.framework.startswith("zero"):
-            raise IllegalLayout(Problem(at, f"{told}: its models are engines of DeepSpeed", _STRATEGY))
-        raise NotYet(Problem(at, f"not yet: {told} (served: {', '.join(FRAMEWORKS)})"))
-    for problem in (*_of_keys(scenario, rl), *_of_training(scenario), *_of_models(scenario, rl, generation),
+    if not any(version.startswith(_DEEPSPEED) for version in asked_adapter(scenario).versions):
+        raise IllegalLayout(Problem(scenario.where("framework"), f"grpo of OpenRLHF under {scenario.framework}: its "
+                                    "models are engines of DeepSpeed", _STRATEGY))
+    for problem in (*_of_keys(scenario, rl), *_of_sleep(scenario, rl), *_of_training(scenario), *_of_models(scenario, rl, generation),
                     *_of_engine(scenario, generation)):
         raise problem
 
@@ -48,10 +48,15 @@ def _of_keys(scenario: Scenario, rl: Rl) -> Iterator[Refusal]:
     if rl.generated_prompts is not None and rl.generated_prompts < rl.prompts:
         yield InputError(Problem(scenario.where("rl", "generated_prompts"), "generated_prompts: expected at least the "
                                  f"{rl.prompts:,} prompts that are kept, got {rl.generated_prompts:,}"))
+
+
+def _of_sleep(scenario: Scenario, rl: Rl) -> Iterator[Refusal]:
+    at = scenario.where("rl", "optimizer_offload")
     if rl.optimizer_offload and scenario.training.offload.part("optimizer")[1]:
-        yield InputError(Problem(scenario.where("rl", "optimizer_offload"), "optimizer_offload: changes nothing with "
-                                 "an optimizer on the host (OpenRLHF 0.11.0 utils/deepspeed/deepspeed_utils.py "
-                                 "offload_deepspeed_states)"))
+        yield InputError(Problem(at, "optimizer_offload: changes nothing with an optimizer on the host (OpenRLHF "
+                                 "0.11.0 utils/deepspeed/deepspeed_utils.py offload_deepspeed_states)"))
+    if rl.optimizer_offload and not summons_of(scenario).sleeps:
+        yield NotYet(Problem(at, f"not yet: sleep of OpenRLHF under {scenario.framework}"))
 
 
 def _of_training(scenario: Scenario) -> Iterator[Refusal]:
@@ -80,7 +85,7 @@ def _of_training(scenario: Scenario) -> Iterator[Refusal]:
 
 
 def _of_models(scenario: Scenario, rl: Rl, generation: Generation) -> Iterator[Refusal]:
-    if rl.reference == "host" and scenario.framework != "zero3":
+    if rl.reference == "host" and not summons_of(scenario).gathers:
         yield IllegalLayout(Problem(scenario.where("rl", "reference"), "reference: host: a reference model that is not "
                                     "sharded stays on the device", f"{_STRATEGY} get_ds_eval_config: stage 0, whose "
                                     "offload_param DeepSpeed does not read"))

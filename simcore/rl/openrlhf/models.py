@@ -23,7 +23,7 @@ from simcore.results.report import Report, TrafficRow
 from simcore.rl.openrlhf.sleep import Sleep, sleep_of
 from simcore.rl.step.forward import Passes, passes
 from simcore.rl.step.policy import hosted_bytes, on_same_gpus
-from simcore.rl.trl.policy import Held, held_of
+from simcore.rl.trl.policy import Held, held_of, summons_of
 from simcore.simulation.simulation import Simulation, placed_simulation
 from simcore.simulation.step import Request, training_step
 
@@ -83,8 +83,8 @@ def trained(training: Scenario, passing: Scenario, steps: int, request: Request,
     forward = _passes(simulation, request)
     step_ns = round((report.time.step_s if report.time else 0.0) * 1e9)
     held = held_of(report, forward, simulation, (_passes_ns(forward, simulation), steps * step_ns))
-    plans, stage = placed_simulation(training).plans, _stage(training)
-    models = tuple(_model(one, sum(hosted_bytes(plan).values()), stage if sleeps else 0)
+    plans, kind = placed_simulation(training).plans, summons_of(training).sleeps if sleeps else ""
+    models = tuple(_model(one, sum(hosted_bytes(plan).values()), kind)
                    for one, plan in zip(held, plans, strict=True))
     return Trained(report, simulation, forward, models)
 
@@ -98,13 +98,8 @@ def _passes_ns(forward: Passes, simulation: Simulation) -> int:
     return forward.total_ns(simulation.job.scenario.num_microbatches)
 
 
-def _stage(scenario: Scenario) -> int:
-    """Stage of ZeRO, the end of the framework's name."""
-    return int(scenario.framework[-1])
-
-
-def _model(held: Held, hosted: int, stage: int) -> Model:
-    sleep = sleep_of(held.rest, stage) if stage else None
+def _model(held: Held, hosted: int, kind: str) -> Model:
+    sleep = sleep_of(held.rest, kind) if kind else None
     return Model(held.rest, held.outside, held.passing, held.passing_ns, held.training, held.training_ns, sleep, hosted)
 
 

@@ -1,4 +1,4 @@
-"""What OpenRLHF's sleep takes off the device: states of DeepSpeed's optimizers that a pass without gradients needs not.
+"""Sleep of OpenRLHF's models off the device: states of DeepSpeed's optimizers that a pass without gradients needs not.
 
 [Note: sleep]
 OpenRLHF 0.11.0 `utils/deepspeed/deepspeed_utils.py` offload_deepspeed_states: with `ds.enable_sleep` optimizer states,
@@ -36,10 +36,10 @@ class Sleep:
     pinned: int
 
 
-def sleep_of(rest: Mapping[str, int], stage: int) -> Sleep:
-    """What leaves the device of what rests there awake, `rest`, in bytes by category; `stage`: of ZeRO."""
+def sleep_of(rest: Mapping[str, int], kind: str) -> Sleep:
+    """Sleep of a model that has `rest` on the device awake, in bytes by category; `kind`: as of `Summons.sleeps`."""
     moved, dropped, released = ({name: rest[name] for name in names if name in rest}
                                 for names in (_MOVED, _DROPPED, _RELEASED))
-    if stage < 3:
+    if kind == "states":
         return Sleep(moved, {}, {}, 0)
     return Sleep(moved, dropped, released, sum(moved.values()))

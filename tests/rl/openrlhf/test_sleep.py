@@ -1,4 +1,4 @@
-"""What leaves the device asleep, against DeepSpeed's own engine (truth/probe_openrlhf_sleep.py)."""
+"""States that leave the device asleep, against DeepSpeed's own engine (truth/probe_openrlhf_sleep.py)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rest_of(case: dict[str, Any]) -> dict[str, int]:
 @pytest.mark.parametrize("name", [name for name, case in TRUTH["cases"].items() if not case["adam_offload"]])
 def test_what_leaves_the_device_asleep_is_what_deepspeed_moves(name: str) -> None:
     case = TRUTH["cases"][name]
-    found, asleep = case["found"], sleep_of(rest_of(case), case["stage"])
+    found, asleep = case["found"], sleep_of(rest_of(case), "all" if case["stage"] == 3 else "states")
     theirs = {KINDS[kind]: size for kind, size in found["moved"].items()}
     if case["stage"] < 3:
         theirs["opt_state"] -= STEP

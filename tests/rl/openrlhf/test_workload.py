@@ -137,7 +137,7 @@ def test_engines_apart_are_sent_each_parameter() -> None:
 
 @pytest.mark.parametrize(("changed", "status", "words"), [
     ({"framework": "fsdp2"}, "illegal", "engines of DeepSpeed"),
-    ({"framework": "zero0", "mesh": {"dp_replicate": 4}}, "error", "under zero0"),
+    ({"framework": "zero0", "mesh": {"dp_replicate": 4}}, "error", "sleep of OpenRLHF under zero0"),
     ({"generation": {"sleep_level": 2}}, "illegal", "expected 1"),
     ({"generation": {"tp": 3}}, "illegal", "must be equal to vllm_num_engines"),
     ({"generation": {"colocated": False, "sleep_level": 1}}, "illegal", "is awake"),

@@ -112,7 +112,7 @@ def legal(scenario: Scenario) -> None:
 
 
 def _placed(scenario: Scenario, name: str, made: Callable[[], T]) -> T:
-    """What `made` returns; problems are those of the block `name` of `rl`."""
+    """Returns what `made` does; problems are those of the block `name` of `rl`."""
     try:
         return made()
     except (InputError, IllegalLayout, NotYet) as error:
