@@ -1,4 +1,4 @@
-"""Parameters that trainers make whole outside of a pass, to send weights, to generate and to sync; states that sleep."""
+"""Parameters that trainers make whole outside of a pass, to send weights, generate and sync; states that sleep."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from simcore.inputs.yaml_parser import dotted
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.named_model import ask_for_model
 from simcore.recipes.openrlhf.sft import said
@@ -94,7 +95,7 @@ def _read_model(draft: Draft, name: str, named: Taken[str] | None, shared: Taken
         return
     if of_policy:
         draft.infer(f"rl.{name}", {}, "the policy's model", source=f"{RELEASE} {_CLI}")
-    elif named is not None and not ask_for_model(draft, named, ".".join(named.path), f"rl.{name}.model"):
+    elif named is not None and not ask_for_model(draft, named, dotted(named.path), f"rl.{name}.model"):
         draft.put(f"rl.{name}.model", named)
 
 

@@ -29,8 +29,8 @@ _CLI: Final = "cli/train_ppo_ray.py"
 _ACTOR: Final = "trainer/ray/ppo_actor.py"
 _ROWS: Final = (
     *OF_DEEPSPEED,
-    *(Says(f"{name}.optim", "", "text", words={None: None}, idle={"adam": "the default"}, what="the optimizer")
-      for name in ("actor", "critic")),
+    Says("actor.optim", "", "text", words={None: None}, idle={"adam": "the default"}, what="the optimizer"),
+    Says("critic.optim", "", "text", words={None: None}, idle={"adam": "the default"}, what="the critic's optimizer"),
     Off("train.enable_ema", "a second copy of the policy, of means"),
     Off("train.partial_rollout_enable", "generation beside training"),
     Off("train.async_enable", "the asynchronous trainer"),
@@ -129,6 +129,8 @@ def _read_lengths(reader: Reader, draft: Draft) -> int:
                     source="OpenRLHF 0.8.9 cli/train_ppo_ray.py: max_model_len")
         draft.infer("rl.prompt_tokens", first, "a prompt of full length", prompt, source="prompt_max_len")
         draft.idle([one for one in (limit, new) if one is not None], "prompt_max_len and generate_max_len say it")
+        draft.unmodelled_default("broadcast_to_vllm", "all of vLLM", "this release wakes its cache too while weights are "
+                                 "sent, which is counted as in 0.11.0 (0.8.9 trainer/ppo_trainer.py)")
         return first + last
     length = limit.value if limit else 2048
     said(draft, "training.seq_len", limit, 2048)
@@ -160,8 +162,8 @@ def _read_microbatches(reader: Reader, draft: Draft, length: int) -> None:
     keys = "training.micro_batch_size", "rl.logprob_batch_size"
     if dynamic is None or not dynamic.value:
         draft.idle([one for one in (dynamic, train, passing) if one is not None], "without dynamic batches")
-        for key, count in zip(keys, counts, strict=True):
-            said(draft, key, count, 1)
+        for key, each in zip(keys, counts, strict=True):
+            said(draft, key, each, 1)
         return
     draft.idle([one for one in counts if one is not None], "microbatches have as many sequences as tokens allow")
     limits = train, passing or train

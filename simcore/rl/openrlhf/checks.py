@@ -30,8 +30,8 @@ def check(scenario: Scenario, rl: Rl, generation: Generation) -> None:
     if not any(version.startswith(_DEEPSPEED) for version in asked_adapter(scenario).versions):
         raise IllegalLayout(Problem(scenario.where("framework"), f"grpo of OpenRLHF under {scenario.framework}: its "
                                     "models are engines of DeepSpeed", _STRATEGY))
-    for problem in (*_of_keys(scenario, rl), *_of_sleep(scenario, rl), *_of_training(scenario), *_of_models(scenario, rl, generation),
-                    *_of_engine(scenario, generation)):
+    for problem in (*_of_keys(scenario, rl), *_of_sleep(scenario, rl), *_of_training(scenario),
+                    *_of_models(scenario, rl, generation), *_of_engine(scenario, generation)):
         raise problem
 
 

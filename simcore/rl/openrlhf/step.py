@@ -74,11 +74,11 @@ def openrlhf_step(team: Team, engine: InferenceEngine, sync: Sync, generate_ns: 
         _add_engine(journal, engine)
     journal.begin("generation")
     _generate(journal, engine, generate_ns, topology)
-    for phase, owner, model in (("reward", REWARD, team.reward), ("logprob", POLICY, team.policy),
-                                ("values", CRITIC, team.critic), ("reference", REFERENCE, team.reference)):
-        if model is not None:
+    for phase, owner, scorer in (("reward", REWARD, team.reward), ("logprob", POLICY, team.policy),
+                                 ("values", CRITIC, team.critic), ("reference", REFERENCE, team.reference)):
+        if scorer is not None:
             journal.begin(phase)
-            _pass(journal, owner, model)
+            _pass(journal, owner, scorer)
     _train(journal, team, topology)
     journal.begin("refit")
     _refit(journal, engine, sync, topology)
