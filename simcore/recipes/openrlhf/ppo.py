@@ -129,8 +129,8 @@ def _read_lengths(reader: Reader, draft: Draft) -> int:
                     source="OpenRLHF 0.8.9 cli/train_ppo_ray.py: max_model_len")
         draft.infer("rl.prompt_tokens", first, "a prompt of full length", prompt, source="prompt_max_len")
         draft.idle([one for one in (limit, new) if one is not None], "prompt_max_len and generate_max_len say it")
-        draft.unmodelled_default("broadcast_to_vllm", "all of vLLM", "this release wakes its cache too while weights are "
-                                 "sent, which is counted as in 0.11.0 (0.8.9 trainer/ppo_trainer.py)")
+        draft.unmodelled_default("broadcast_to_vllm", "all of vLLM", "this release wakes its cache too while weights "
+                                 "are sent, which is counted as in 0.11.0 (0.8.9 trainer/ppo_trainer.py)")
         return first + last
     length = limit.value if limit else 2048
     said(draft, "training.seq_len", limit, 2048)
