@@ -73,7 +73,7 @@ def command_of(text: str, path: str, variables: Mapping[str, str] | None = None,
     by_file = _FILE.fullmatch(word.text)
     overrides = arguments_of(command.words[number + 1:], path).overrides
     trainer = by_file[1] if by_file else word.text.rpartition(".")[2]
-    names = {**OLDER, **OLDER_PPO} if trainer.startswith("train_ppo") else OLDER
+    names = {**OLDER, **OLDER_PPO} if trainer == "train_ppo_ray" else OLDER
     document = Document(path, {}).with_values((_today(one, names), one.value, one.where) for one in overrides)
     starters = starters_of([*command.around, *command.words])
     unknown = {_today(one, names): one.unknown for one in overrides if one.unknown}

@@ -23,8 +23,8 @@ from simcore.recipes.recipe_file import RecipeFile
 __all__ = ["FORMAT"]
 
 _SFT: Final = "train_sft"
-_RAY: Final = "train_ppo"
-"""Trainers whose models are processes that Ray starts."""
+_RAY: Final = "train_ppo_ray"
+"""Trainer whose models are processes that Ray starts."""
 _MODELS: Final = (("model", "model_name_or_path"), ("actor", "model_name_or_path"))
 _OTHERS: Final = {
     "train_dpo": "DPO by OpenRLHF: pairs as one batch, scored from logits in fp32, beside a reference model of ZeRO",
@@ -42,7 +42,7 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     draft = Draft("openrlhf", file.path, answers)
     draft.infer("name", Path(file.path).stem, "the file's name")
     command = command_of(file.text, file.path, draft.answers.variables, file.sources)
-    gpus = answers.gpus if command.trainer.startswith(_RAY) else agreed(answers.gpus, command.gpus)
+    gpus = answers.gpus if command.trainer == _RAY else agreed(answers.gpus, command.gpus)
     draft = replace(draft, answers=replace(draft.answers, gpus=gpus))
     for other in files[1:]:
         draft.fail(other.path, "is read by no trainer of OpenRLHF, whose settings are arguments alone")
@@ -51,7 +51,7 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     if command.trainer == _SFT:
         readers.append(read_sft(reader, draft))
         _tell_unknown(draft, command)
-    elif command.trainer.startswith(_RAY):
+    elif command.trainer == _RAY:
         draft, strategy = read_ppo(reader, draft)
         readers.append(strategy)
         _tell_unknown(draft, command)
