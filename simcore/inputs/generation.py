@@ -82,7 +82,10 @@ class Critic(Block):
 
 
 class Reward(Block):
-    """A reward model of verl's loop: engines of vLLM on the policy's GPUs, which sleep but for scoring."""
+    """A reward model of verl's loop: engines of vLLM on the policy's GPUs, which sleep but for scoring.
+
+    OpenRLHF reads its model alone, which is an engine of DeepSpeed.
+    """
 
     model: Text = Field(description="Preset, Hugging Face id, or path of a config.json")
     tp: _Degree = Field(default=1, description="Tensor-parallel degree of an engine")
@@ -99,7 +102,9 @@ class Reward(Block):
 class Rl(Block):
     """One step of reinforcement learning."""
 
-    trainer: Literal["nemo_rl", "verl", "trl"] = Field(default="nemo_rl", description="Whose code runs the step")
+    trainer: Literal["nemo_rl", "verl", "trl", "openrlhf"] = Field(
+        default="nemo_rl", description="Whose code runs the step"
+    )
     prompts: Annotated[int, Field(ge=1, le=PROMPTS)] = Field(description="Prompts per step")
     generations: Annotated[int, Field(ge=1, le=GENERATIONS)] = Field(description="Generations per prompt")
     logprob_batch_size: Sequences = Field(default=1, description="Sequences per rank of one log-probability pass")
@@ -133,15 +138,15 @@ class Rl(Block):
         default=False, description="verl: the policy's parameters are on the host where no pass needs them"
     )
     optimizer_offload: bool = Field(
-        default=False, description="verl: the optimizer's states are on the host but for training; NeMo RL, with "
-        "engines apart: while log-probabilities are made"
+        default=False, description="verl, OpenRLHF: the optimizer's states are on the host but for training; NeMo RL, "
+        "with engines apart: while log-probabilities are made"
     )
     critic: Critic | None = Field(default=None, description="A model of values, which makes the step one of PPO")
     chunks: Annotated[int, Field(ge=1, le=PROMPTS)] = Field(
         default=1, description="Parts in which a step's prompts are scored and trained on, gradients kept between them"
     )
     epochs: Annotated[int, Field(ge=1, le=EPOCHS)] = Field(
-        default=1, description="PPO, and GRPO of TRL: times that a step trains on its sequences"
+        default=1, description="PPO, GRPO of TRL and OpenRLHF: times that a step trains on its sequences"
     )
     sync_reference: bool = Field(
         default=False, description="TRL: the reference model takes a share of the policy's parameters now and then"
@@ -155,7 +160,9 @@ class Rl(Block):
     layered_summon: bool = Field(
         default=False, description="verl: adapters are gathered layer by layer, and the engine is not sent the base"
     )
-    reward: Reward | None = Field(default=None, description="verl: a reward model that scores what was generated")
+    reward: Reward | None = Field(
+        default=None, description="verl, OpenRLHF: a reward model that scores what was generated"
+    )
 
 
 class Generation(Block):

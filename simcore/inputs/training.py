@@ -297,10 +297,11 @@ class Training(Block):
     pipeline: Pipeline = Field(default=Pipeline(), description="Pipeline schedule and stages")
     loss: Literal["auto", "megatron", "te", "te_inplace", "hf", "hf_keep_logits", "masked_fp32", "masked", "liger",
                   "cut", "chunked", "causal", "flash", "flash_eager", "flash_entropy", "flash_entropy_eager",
-                  "flash_padded", "flash_fp32", "fused_linear", "fused_lm_head", "log_probs", "top_k", "values",
-                  "fused_log_probs", "preference_rows", "preference_rows_alone", "preference_odds",
-                  "preference_softmax", "preference_softmax_alone", "preference_fused", "preference_fused_alone",
-                  "preference_whole", "preference_whole_alone", "rewards"] = Field(
+                  "flash_padded", "flash_fp32", "policy_fp32", "policy_fp32_divided", "policy_fp32_entropy",
+                  "fused_linear", "fused_lm_head", "log_probs", "top_k", "values", "fused_log_probs",
+                  "preference_rows", "preference_rows_alone", "preference_odds", "preference_softmax",
+                  "preference_softmax_alone", "preference_fused", "preference_fused_alone", "preference_whole",
+                  "preference_whole_alone", "preference_fp32", "rewards"] = Field(
         default="auto", description="Whose loss code runs"
     )
     scored_tokens: Length | None = Field(

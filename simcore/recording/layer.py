@@ -18,7 +18,8 @@ INPUT_STAYS: Final = "full, its input stays"
 """Name of the checkpointing of a layer whose input stays on the device where those of others wait on the host."""
 SAVED_LEAVES: Final = "none, saved tensors leave"
 """Name of the checkpointing of a layer whose saved tensors wait on the host until its backward."""
-REFERENCED: Final = frozenset({"preference_rows", "preference_softmax", "preference_fused", "preference_whole"})
+REFERENCED: Final = frozenset({"preference_rows", "preference_softmax", "preference_fused", "preference_whole",
+                               "preference_fp32"})
 """Losses of preferences inside which a reference model passes (`REFERENCE_BORDER`)."""
 REWARDS: Final = "rewards"
 """Loss of a number for each sequence of a pair."""

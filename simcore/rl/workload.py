@@ -8,8 +8,8 @@ user's scenario, and put in order (`phases.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.frameworks.registry import asked_adapter
@@ -18,7 +18,7 @@ from simcore.inputs.generation import Rl
 from simcore.inputs.scenario import Scenario
 from simcore.placement.job import topology_of
 from simcore.results.report import Assumption, Report, TrafficRow
-from simcore.rl import trl_grpo
+from simcore.rl import openrlhf_ppo, trl_grpo
 from simcore.rl.engines import ENGINES, served
 from simcore.rl.generating import check_ahead, check_lengths, generate_ns, rounds_of, sent_by_engine, told_of_lengths
 from simcore.rl.report import Laid, phase_report
@@ -51,6 +51,16 @@ from simcore.vllm.workload import serving
 
 __all__ = ["in_phases", "legal"]
 
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """A step of a trainer apart from the others: its report, and its refusals."""
+
+    grpo: Callable[[Scenario, Request], Report]
+    legal: Callable[[Scenario], None]
+
+
+_OWN: Final = {"trl": ("TRL", _Own(trl_grpo.grpo, trl_grpo.legal)),
+               "openrlhf": ("OpenRLHF", _Own(openrlhf_ppo.grpo, openrlhf_ppo.legal))}
 _PAIR = 2
 """Sequences of a preference, chosen and rejected (NeMo RL 7ea279ab `algorithms/dpo.py:602`: batch sizes doubled)."""
 
@@ -62,14 +72,16 @@ def in_phases(scenario: Scenario, *, series: bool, timed: bool = True) -> Report
 
     Raises InputError, IllegalLayout and NotYet as the training step, the engine and NeMo RL's workers refuse.
     """
-    step = _dpo if scenario.workload == "dpo" else trl_grpo.grpo if _is_of_trl(scenario) else _grpo
+    own = _own_step(scenario)
+    step = _dpo if scenario.workload == "dpo" else _grpo if own is None else own.grpo
     return step(scenario, Request(series=series, timed=timed))
 
 
 def legal(scenario: Scenario) -> None:
     """Raises InputError, IllegalLayout or NotYet if the engine or a phase of a DPO or GRPO step refuses."""
-    if _is_of_trl(scenario):
-        trl_grpo.legal(scenario)
+    own = _own_step(scenario)
+    if own is not None:
+        own.legal(scenario)
         return
     if scenario.workload != "dpo":
         rl, engine = _asked(scenario)
@@ -83,13 +95,14 @@ def legal(scenario: Scenario) -> None:
     check_step(legal_simulation(trained))
 
 
-def _is_of_trl(scenario: Scenario) -> bool:
-    """True for GRPO of TRL; NotYet for its other workloads."""
-    if scenario.workload == "dpo" or scenario.rl is None or scenario.rl.trainer != "trl":
-        return False
+def _own_step(scenario: Scenario) -> _Own | None:
+    """Step of a trainer that has one of its own, None for others; NotYet for its other workloads."""
+    if scenario.workload == "dpo" or scenario.rl is None or scenario.rl.trainer not in _OWN:
+        return None
+    name, own = _OWN[scenario.rl.trainer]
     if scenario.workload != "grpo":
-        raise NotYet(Problem(scenario.where("rl", "trainer"), f"not yet: {scenario.workload} of TRL (served: grpo)"))
-    return True
+        raise NotYet(Problem(scenario.where("rl", "trainer"), f"not yet: {scenario.workload} of {name} (served: grpo)"))
+    return own
 
 
 # ---- the scenarios inside --------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ _ZERO3 = FrameworkAdapter(
     implementations=tuple(LAYERS), implementation_of=lambda family, method: "hf",
     options=partial(options_of_stage, 3),
     at_rest=AtRest(exact=exact_in_pieces, padding=piece_padding),
-    serves_qlora=True, host_buffers=beside_tensors, foreign=_FOREIGN, summons=Summons(whole_as="ddp"),
+    serves_qlora=True, host_buffers=beside_tensors, foreign=_FOREIGN, summons=Summons(whole_as="ddp", sleeps="all"),
     axes=_axes_of("dp_shard"),  # copies of shards are refused under each stage: `table.py`
 )
 _PARTITIONED = AtRest(exact=exact_in_parts, padding=partition_padding)
@@ -54,8 +54,8 @@ ADAPTERS = {
         options=options_around, serves_qlora=True, foreign=_FOREIGN, summons=Summons(gathers=False),
         axes=_axes_of("dp_replicate")),
     "zero1": replace(_ZERO3, write_table=partial(zero_table, stage=1), hooks=Zero12Hooks, at_rest=_PARTITIONED,
-                     options=partial(options_of_stage, 1), summons=Summons(gathers=False)),
+                     options=partial(options_of_stage, 1), summons=Summons(gathers=False, sleeps="states")),
     "zero2": replace(_ZERO3, write_table=partial(zero_table, stage=2), hooks=Zero12Hooks, at_rest=_PARTITIONED,
-                     options=partial(options_of_stage, 2), summons=Summons(gathers=False)),
+                     options=partial(options_of_stage, 2), summons=Summons(gathers=False, sleeps="states")),
     "zero3": _ZERO3,
 }

@@ -34,6 +34,7 @@ from simcore.frameworks.deepspeed.tower_order import check_tower
 from simcore.frameworks.preference import check_preference
 from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.operators.hf.chunked import LM_HEAD
+from simcore.operators.shared.wide_losses import POLICY
 from simcore.placement.capabilities import ONE_STAGE, Capabilities
 from simcore.placement.framework import Framework, Optimizer, Rule
 from simcore.placement.job import Draft, Job, topology_of, value_problem
@@ -57,7 +58,8 @@ CAPABILITIES: Final = Capabilities(
 IN_COMPUTE: Final = ("training.precision.params", "training.precision.main_grads", "training.precision.grad_reduce",
                       "training.lora.dtype")
 """Keys that can say nothing but the compute dtype."""
-LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", LM_HEAD, "flash_fp32", *sorted(PREFERENCE))
+LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", LM_HEAD, "flash_fp32", *POLICY, "values",
+                  *sorted(PREFERENCE))
 _OF_ALL: Final[dict[str, tuple[Any, ...]]] = {
     "reduce_bucket_size": (None, "auto", int),
     "allgather_bucket_size": (None, int),

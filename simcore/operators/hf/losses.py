@@ -15,19 +15,18 @@ from simcore.operators.hf.chunked import FUSED, LM_HEAD
 from simcore.operators.hf.layers import is_of_hub
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.shared import aten
-from simcore.operators.shared.layer_borders import BEFORE, held_logits, hidden_state, hold_logits, run_backward_of_loss
+from simcore.operators.shared.layer_borders import BEFORE, hidden_state, run_backward_of_loss
 from simcore.operators.shared.pairs.preference import preference_loss, rewards_loss
 from simcore.operators.shared.top_k import TOP_K, top_k_loss
+from simcore.operators.shared.wide_losses import POLICY, WIDE, policy_loss, sum_of_rows, wide_loss
 from simcore.recording.kernel_shape import shape_of
 from simcore.recording.layer import PREFERENCE, REWARDS, LayerWorkload, RecordedLayer
 from simcore.recording.tape import HIDDEN, Kernel, Node, Section, Tape, Tensor
 
-__all__ = ["EAGER", "PADDED", "WIDE", "cut_loss", "loss_of"]
+__all__ = ["EAGER", "PADDED", "cut_loss", "loss_of"]
 
 PADDED: Final = "flash_padded"
 """Loss of verl's actor over padded rows."""
-WIDE: Final = "flash_fp32"
-"""Loss of OpenRLHF's supervised trainer."""
 _FLASH: Final = ("flash", "flash_eager", "flash_entropy", "flash_entropy_eager")
 _ENTROPY: Final = ("flash_entropy", "flash_entropy_eager")
 EAGER: Final = ("flash_eager", "flash_entropy_eager")
@@ -80,7 +79,9 @@ def loss_of(tape: Tape, block: Loss, run: LayerWorkload) -> RecordedLayer:
     if run.loss == "log_probs":
         return _log_probs_loss(tape, block, run)
     if run.loss == WIDE:
-        return _wide_loss(tape, block, run)
+        return wide_loss(tape, block.vocab, run)
+    if run.loss in POLICY:
+        return policy_loss(tape, block.vocab, run)
     if run.loss == REWARDS:
         return rewards_loss(tape, run)
     if run.loss in PREFERENCE:
@@ -172,17 +173,7 @@ def _padded_loss(tape: Tape, logits: Tensor) -> Tensor:
         answers = aten.new(tape, shape, dtype, "answers", size)
         tape.save(node, answers)
         del answers
-    return _sum_of_rows(tape, node, rows, size)
-
-
-def _sum_of_rows(tape: Tape, node: Node | None, rows: int, size: int) -> Tensor:
-    """Sum of the losses of `rows` rows of logits, of `size` bytes, which flash-attn's kernel makes for `node`."""
-    lse = aten.new(tape, (rows,), "fp32", "log_sum_exp")
-    losses = aten.new(tape, (rows,), "fp32", "losses", size, Kernel.LOSS)
-    tape.save(node, lse)
-    out = aten.new(tape, (), "fp32", "loss", losses.nbytes, Kernel.LOSS)
-    out.node = node
-    return out
+    return sum_of_rows(tape, node, rows, size)
 
 
 def _entropy(tape: Tape, node: Node | None, shape: tuple[int, ...], size: int, *, is_eager: bool) -> None:
@@ -301,40 +292,6 @@ def _log_probs_loss(tape: Tape, block: Loss, run: LayerWorkload) -> RecordedLaye
     seed, backward, ones = run_backward_of_loss(tape, loss, leaf)
     del ones, loss
     return RecordedLayer(forward, backward, Section(()), tape.cut(), seed)
-
-
-def _wide_loss(tape: Tape, block: Loss, run: LayerWorkload) -> RecordedLayer:
-    """Recording of flash-attn's cross entropy of logits in fp32, which the loop holds until the next step has its own.
-
-    OpenRLHF 0.11.0 `models/actor.py` forward, `models/utils.py` log_probs_from_logits, `trainer/sft_trainer.py` fit:
-    the model's output gets logits in fp32 in the place of its own, all tokens of a row are scored, and the output is
-    dropped where the next one is named. The gradient is a tensor of its own (flash-attn 2.8 `ops/triton/
-    cross_entropy.py`; `tests/truth/probe_openrlhf.py`).
-    """
-    rest, held = held_logits(tape, run, block.vocab, "fp32")
-    logits = hidden_state(tape, run, run.seq, block.vocab, run.compute)
-    leaf, wide = logits.node, aten.cast(tape, logits, "fp32")
-    del logits
-    loss = _scores(tape, wide)
-    del held
-    forward = tape.cut()
-    seed, backward, ones = run_backward_of_loss(tape, loss, leaf)
-    del ones, loss, wide
-    hold_logits(tape, run, block.vocab, "fp32")
-    return RecordedLayer(forward, backward, late=tape.cut(), seed=seed, rest=rest)
-
-
-def _scores(tape: Tape, logits: Tensor) -> Tensor:
-    """Mean of the cross entropies of all rows of `logits`, whose gradient is a tensor of its own."""
-    shape, size, rows = logits.shape, logits.nbytes, logits.numel // logits.shape[-1]
-
-    def backward(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:
-        made = aten.new(tape, shape, "fp32", "grad_logits", 2 * size, Kernel.LOSS)
-        saved.clear()
-        return [made]
-
-    node = tape.node((logits,), (logits,), backward)
-    return _sum_of_rows(tape, node, rows, size)
 
 
 def _scalar(tape: Tape, run: LayerWorkload) -> Tensor:

@@ -21,7 +21,7 @@ from simcore.recipes.launch.job_option import JobOption
 from simcore.recipes.launch.launch_of import environment_of
 from simcore.recipes.launch.slurm import allocation_of, job_of, options_of_launchers, read_job
 from simcore.recipes.launch.starters import starters_of
-from simcore.recipes.openrlhf.older import OLDER
+from simcore.recipes.openrlhf.older import OLDER, OLDER_PPO
 from simcore.recipes.shell.pieces import Word
 from simcore.recipes.shell.script import Script, Started
 
@@ -72,17 +72,19 @@ def command_of(text: str, path: str, variables: Mapping[str, str] | None = None,
     word = command.words[number]
     by_file = _FILE.fullmatch(word.text)
     overrides = arguments_of(command.words[number + 1:], path).overrides
-    document = Document(path, {}).with_values((_today(one), one.value, one.where) for one in overrides)
+    trainer = by_file[1] if by_file else word.text.rpartition(".")[2]
+    names = {**OLDER, **OLDER_PPO} if trainer == "train_ppo_ray" else OLDER
+    document = Document(path, {}).with_values((_today(one, names), one.value, one.where) for one in overrides)
     starters = starters_of([*command.around, *command.words])
-    return Command(by_file[1] if by_file else word.text.rpartition(".")[2], document, _gpus(command, script, path),
-                   {_today(one): one.unknown for one in overrides if one.unknown}, environment_of(script, text, path),
+    unknown = {_today(one, names): one.unknown for one in overrides if one.unknown}
+    return Command(trainer, document, _gpus(command, script, path), unknown, environment_of(script, text, path),
                    (*job_of(script.sbatch, path), *options_of_launchers(starters, path)))
 
 
-def _today(one: Override) -> KeyPath:
-    """Path of a key in today's names."""
+def _today(one: Override, names: Mapping[str, str]) -> KeyPath:
+    """Path of a key in today's names, which are given by the older ones."""
     name = dotted(one.path)
-    return tuple(OLDER.get(name, name).split("."))
+    return tuple(names.get(name, name).split("."))
 
 
 def _trainer_at(words: Sequence[Word]) -> int | None:

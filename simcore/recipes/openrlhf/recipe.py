@@ -1,11 +1,11 @@
-"""Recognises scripts of OpenRLHF, reads those of the supervised trainer, and refuses the others by name."""
+"""Recognises scripts of OpenRLHF, reads those of the supervised and the PPO trainer, refuses the others by name."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from simcore.inputs.yaml_parser import dotted
 from simcore.recipes.answers import Answers
@@ -15,6 +15,7 @@ from simcore.recipes.format import Format
 from simcore.recipes.imported import Imported, with_job
 from simcore.recipes.megatron.launch import agreed
 from simcore.recipes.openrlhf.command import Command, command_of, trainer_in
+from simcore.recipes.openrlhf.ppo import read_ppo
 from simcore.recipes.openrlhf.sft import read_sft
 from simcore.recipes.reader import Reader
 from simcore.recipes.recipe_file import RecipeFile
@@ -22,15 +23,14 @@ from simcore.recipes.recipe_file import RecipeFile
 __all__ = ["FORMAT"]
 
 _SFT: Final = "train_sft"
-_MODEL: Final = ("model", "model_name_or_path")
+_RAY: Final = "train_ppo_ray"
+"""Trainer whose models are processes that Ray starts."""
+_MODELS: Final = (("model", "model_name_or_path"), ("actor", "model_name_or_path"))
 _OTHERS: Final = {
     "train_dpo": "DPO by OpenRLHF: pairs as one batch, scored from logits in fp32, beside a reference model of ZeRO",
     "train_rm": "a reward model by OpenRLHF: a value head over pairs in one batch",
     "train_prm": "a process reward model by OpenRLHF", "train_kto": "KTO by OpenRLHF",
     "train_kd": "distillation by OpenRLHF"}
-_ESTIMATORS: Final = {"gae": "PPO", "reinforce": "REINFORCE++", "reinforce_baseline": "REINFORCE++ with a baseline",
-                      "rloo": "RLOO", "group_norm": "GRPO", "dr_grpo": "Dr. GRPO"}
-"""Algorithms by the estimator of advantages (0.11.0 `cli/train_ppo_ray.py`)."""
 
 
 def _recognises(file: RecipeFile) -> bool:
@@ -42,13 +42,18 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     draft = Draft("openrlhf", file.path, answers)
     draft.infer("name", Path(file.path).stem, "the file's name")
     command = command_of(file.text, file.path, draft.answers.variables, file.sources)
-    draft = replace(draft, answers=replace(draft.answers, gpus=agreed(answers.gpus, command.gpus)))
+    gpus = answers.gpus if command.trainer == _RAY else agreed(answers.gpus, command.gpus)
+    draft = replace(draft, answers=replace(draft.answers, gpus=gpus))
     for other in files[1:]:
         draft.fail(other.path, "is read by no trainer of OpenRLHF, whose settings are arguments alone")
     reader = Reader(command.document)
     readers = [reader]
     if command.trainer == _SFT:
         readers.append(read_sft(reader, draft))
+        _tell_unknown(draft, command)
+    elif command.trainer == _RAY:
+        draft, strategy = read_ppo(reader, draft)
+        readers.append(strategy)
         _tell_unknown(draft, command)
     else:
         _refuse(reader, draft, command)
@@ -58,31 +63,16 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
 
 def _refuse(reader: Reader, draft: Draft, command: Command) -> None:
     first = next(iter(reader.all()), None)
-    if command.trainer in _OTHERS:
-        told = _OTHERS[command.trainer]
-    elif command.trainer.startswith("train_ppo"):
-        told = _of_ray(reader)
-    else:
-        told = f"the trainer {command.trainer} of OpenRLHF"
+    told = _OTHERS.get(command.trainer, f"the trainer {command.trainer} of OpenRLHF")
     draft.refuse(first and reader.take(first.key), told, always=True)
     draft.idle(reader.matching("*"), "of a recipe that is refused")
-
-
-def _of_ray(reader: Reader) -> str:
-    """Algorithm of a recipe of `train_ppo_ray`, with its workers and its engine."""
-    said = reader.look("algo.advantage.estimator") or reader.look("advantage_estimator") or "gae"
-    stage: Any = reader.look("ds.zero_stage") or 2
-    shared = any(reader.look(key) for key in ("train.colocate_all", "colocate_all_models"))
-    where = "on the same GPUs" if shared else "on GPUs of its own"
-    return (f"{_ESTIMATORS.get(str(said), f'{said:.40}')} by OpenRLHF's workers over ZeRO-{stage} with vLLM {where} "
-            "(reinforcement learning is served by NeMo RL and verl)")
 
 
 def _tell_unknown(draft: Draft, command: Command) -> None:
     """Tells values that more than the script decides, but for those on which nothing depends."""
     idle = {left.key for left in draft.left if left.kind == "no effect"}
     for path, reason in command.unknown.items():
-        if path == _MODEL:
+        if path in _MODELS:
             draft.leave_out("model")
             draft.ask("model", "--set model=NAME or PATH of its config.json", f"model ({dotted(path)}: {reason})")
         elif dotted(path) not in idle:

@@ -20,7 +20,7 @@ from simcore.recipes.openrlhf.strategy import RELEASE, configured
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
 
-__all__ = ["read_sft"]
+__all__ = ["OF_DEEPSPEED", "read_format", "read_kernels", "read_sft", "said"]
 
 _CLI: Final = "cli/train_sft.py"
 _ACTOR: Final = "models/actor.py"
@@ -28,22 +28,26 @@ _ROW: Final = f"{RELEASE} models/ring_attn_utils.py unpad_and_slice_tensor: all 
 _STEP: Final = f"{RELEASE} utils/deepspeed/deepspeed.py setup_distributed"
 _FORMATS: Final = ("bf16", "fp16")
 _FLASH: Final = "flash_attention_2"
-_ROWS: Final = (
+OF_DEEPSPEED: Final = (
     Says("ds.use_liger_kernel", "framework_options.use_liger_kernel", "flag", {True: True}, {False: "the default"}),
     Says("ds.experts_implementation", "", "text", words={None: None},
          idle={"grouped_mm": "grouped products, as they are counted"}, what="experts by"),
-    Says("optim", "", "text", words={None: None}, idle={"adam": "the default"}, what="the optimizer"),
     Off("ds.deepcompile", "DeepCompile"),
     Off("train.full_determinism_enable", "kernels that give the same numbers in each run"),
     Says("ds.ring_attn_size", "", idle={1: "one rank"}, words={None: None},
          what="sequences that ranks share by ring-flash-attn:"),
     Idle(("ds.ring_attn_head_stride",), "read with ds.ring_attn_size above 1"),
+    Idle(("train.seed", "local_rank", "use_ms", "train.max_epochs"), "the run around the steps"),
+    Idle(("ckpt.*", "logger.*", "ds.use_universal_ckpt"), "files and logging: not part of a step"),
+)
+"""Arguments that all trainers over DeepSpeed read alike; epochs are PPO's own."""
+_ROWS: Final = (
+    *OF_DEEPSPEED,
+    Says("optim", "", "text", words={None: None}, idle={"adam": "the default"}, what="the optimizer"),
     Idle(("model.gradient_checkpointing_reentrant",), "reentrant or not: the same tensors are kept"),
     Unmodelled(("model.aux_loss_coef",), "the loss that balances experts is computed and not counted", (0, 0.0)),
     Idle(("model.pretrain_mode_enable", "data.multiturn"), "which tokens count"),
     Idle(("data.*", "eval.*", "train_split"), "which samples are read, and how; evaluation is not part of a step"),
-    Idle(("ckpt.*", "logger.*", "ds.use_universal_ckpt"), "files and logging: not part of a step"),
-    Idle(("train.max_epochs", "train.seed", "local_rank", "use_ms"), "the run around the steps"),
     Idle(("adam.*", "muon.*", "lr_scheduler", "lr_warmup_ratio", "min_lr_ratio"), "numbers of the update"),
 )
 
@@ -52,8 +56,8 @@ def read_sft(reader: Reader, draft: Draft) -> Reader:
     """Reads a recipe of the supervised trainer; returns the reader of DeepSpeed's configuration."""
     read_named_model(reader, draft, "model.model_name_or_path")
     read_machine(draft, None)
-    packing = _read_attention(reader, draft)
-    strategy = Reader(configured(reader, draft, _read_format(reader, draft)))
+    packing = read_kernels(reader, draft)
+    strategy = Reader(configured(reader, draft, read_format(reader, draft)))
     zero = read_deepspeed(strategy, draft)
     if zero.shards is Shards.ZERO:
         shard_over_ranks(draft, whole=zero.is_whole)
@@ -73,7 +77,7 @@ def read_sft(reader: Reader, draft: Draft) -> Reader:
     return strategy
 
 
-def _read_format(reader: Reader, draft: Draft) -> Taken[Any] | None:
+def read_format(reader: Reader, draft: Draft) -> Taken[Any] | None:
     """Argument that says the format of products, which is the model's; up to 0.9 `--bf16`."""
     named, older = reader.text("ds.param_dtype"), reader.flag("bf16")
     if named is not None and named.value not in _FORMATS:
@@ -86,7 +90,7 @@ def _read_format(reader: Reader, draft: Draft) -> Taken[Any] | None:
     return named or older
 
 
-def _read_attention(reader: Reader, draft: Draft) -> Taken[bool] | None:
+def read_kernels(reader: Reader, draft: Draft) -> Taken[bool] | None:
     """Writes the attention, and returns the switch of packing; packs have flash-attention whatever is said."""
     named, older, packing = reader.text("ds.attn_implementation"), reader.flag("flash_attn"), reader.flag(
         "ds.packing_samples")
@@ -130,8 +134,8 @@ def _read_method(reader: Reader, draft: Draft) -> None:
         draft.infer("training.quantization", {"format": "nf4", "double_quant": True}, "load_in_4bit", packed,
                     source=f"{RELEASE} {_ACTOR} BitsAndBytesConfig")
     draft.put("training.lora.rank", rank)
-    for name, said, default in (("alpha", others[0], 16), ("dropout", others[1], 0.0)):
-        _said(draft, f"training.lora.{name}", said, default)
+    for name, given, default in (("alpha", others[0], 16), ("dropout", others[1], 0.0)):
+        said(draft, f"training.lora.{name}", given, default)
     _read_targets(draft, reader.words("ds.lora.target_modules"))
 
 
@@ -146,7 +150,8 @@ def _read_targets(draft: Draft, named: Taken[list[str]] | None) -> None:
                   f"modules with adapters: all linear layers of the family {family}")
 
 
-def _said(draft: Draft, key: str, taken: Taken[Any] | None, default: Any) -> None:
+def said(draft: Draft, key: str, taken: Taken[Any] | None, default: Any) -> None:
+    """Writes what is said, or else the release's default."""
     if taken is not None:
         draft.put(key, taken)
     else:
@@ -166,11 +171,11 @@ def _read_batches(reader: Reader, draft: Draft, packing: Taken[bool] | None) -> 
     elif rows > 1:
         draft.infer("training.seq_len", longest * rows, "max_len x micro_batch_size", limit, micro, source=_ROW)
     else:
-        _said(draft, "training.seq_len", limit, 2048)
+        said(draft, "training.seq_len", limit, 2048)
     if packing is None or not packing.value:
         draft.idle(packing, "the default")
-        _said(draft, "training.micro_batch_size", micro, 8)
-        _said(draft, "training.global_batch_size", whole, 128)
+        said(draft, "training.micro_batch_size", micro, 8)
+        said(draft, "training.global_batch_size", whole, 128)
         return
     draft.infer("training.lengths", "packed", "packing_samples", packing, source=_ROW)
     draft.infer("training.packed_length", longest, "the longest sample of a row", limit, source=_ROW)

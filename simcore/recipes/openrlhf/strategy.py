@@ -29,16 +29,16 @@ _SIZES: Final = (("ds.zpg", (_ZERO, "zero_hpz_partition_size")),
 """Numbers of ranks by arguments, whose default is one."""
 
 
-def configured(reader: Reader, draft: Draft, compute: Taken[Any] | None) -> Document:
+def configured(reader: Reader, draft: Draft, compute: Taken[Any] | None, clips: str = "max_norm") -> Document:
     """Configuration of DeepSpeed for a model that is trained; takes the arguments that it is made of.
 
-    `compute`: argument that says the format of products, None for bf16. What is switched off is left out, as it is
-    DeepSpeed's default.
+    `compute`: argument that says the format of products, None for bf16; `clips`: name of the one that clips gradients.
+    What is switched off is left out, as it is DeepSpeed's default.
     """
     path = reader.document.path
     numbers = {name: reader.integer(name) for name in ("ds.zero_stage", *(name for name, _ in _SIZES))}
     switches = {name: reader.flag(name) for name in ("ds.adam_offload", "ds.overlap_comm")}
-    clipped, summed = reader.number("max_norm"), reader.take("ds.grad_accum_dtype")
+    clipped, summed = reader.number(clips), reader.take("ds.grad_accum_dtype")
     taken = (*numbers.values(), *switches.values(), clipped, summed, compute)
     draft.use(*taken, why=f"DeepSpeed's configuration is made of it ({RELEASE} {STRATEGY})")
     return Document(path, {}).with_values([*_of_zero(numbers, switches, path),

@@ -35,7 +35,8 @@ from simcore.rl.step.traffic import of_passes, of_steps
 from simcore.simulation.simulation import Simulation, legal_simulation, placed_simulation
 from simcore.simulation.step import Request, check_step, training_step
 
-__all__ = ["Critics", "add_critic", "check_critic", "critics_of", "make_values", "train_critic"]
+__all__ = ["Critics", "add_critic", "check_critic", "critics_of", "make_values", "merged",
+           "train_critic"]
 
 _OWN: Final = ("mesh", "sequence_parallel", "implementation", "framework_options")
 """Keys of a critic that has processes of its own."""
@@ -148,7 +149,7 @@ def _simulated(scenario: Scenario, asked: generation.Critic, sequences: int, req
     models = [policy_of(*each, simulation, ns) for each in zip(trained.ranks, plans, forward.rest, forward.above,
                                                                strict=True)]
     own = models if apart else [_in_the_policys_process(model, scenario) for model in models]
-    sent = tuple((*of_passes(made, "values"), *_merged(of_passes(of_steps(rank.traffic, steps), CRITIC)))
+    sent = tuple((*of_passes(made, "values"), *merged(of_passes(of_steps(rank.traffic, steps), CRITIC)))
                  for made, rank in zip(forward.traffic(simulation, count), trained.ranks, strict=True))
     there = [(Critic(model, asked.param_offload or apart, asked.optimizer_offload or apart), rows)
              for model, rows in zip(own, sent, strict=True)]
@@ -163,7 +164,7 @@ def _in_the_policys_process(model: Policy, scenario: Scenario) -> Policy:
                                                 if has_groups and name not in _SHARED})
 
 
-def _merged(rows: Iterable[TrafficRow]) -> Iterator[TrafficRow]:
+def merged(rows: Iterable[TrafficRow]) -> Iterator[TrafficRow]:
     """One row for each collective, axis and format of a phase: those of forward, backward and the step together."""
     alike: dict[tuple[str, str, str], list[TrafficRow]] = {}
     for row in rows:

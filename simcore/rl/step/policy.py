@@ -21,7 +21,8 @@ from simcore.results.report import RankReport
 from simcore.simulation.simulation import Simulation
 from simcore.vllm.engine import Engine
 
-__all__ = ["MODULES", "PARAMS", "WORKSPACE", "Critic", "Policy", "Scorer", "on_same_gpus", "policy_of"]
+__all__ = ["MODULES", "PARAMS", "WORKSPACE", "Critic", "Policy", "Scorer", "hosted_bytes",
+           "on_same_gpus", "policy_of"]
 
 T = TypeVar("T")
 MODULES: Final = ("dtensor", "flat")
@@ -107,7 +108,7 @@ def policy_of(rank: RankReport, plan: Plan, rest: Mapping[str, int], above: Mapp
     fragments = simulation.needed(passing).middle - passing
     moving = _moving(plan, simulation, rest, states)
     fixed = {category: size - moving.get(category, 0) for category, size in resting.items()}
-    hosted = _hosted(plan)
+    hosted = hosted_bytes(plan)
     grads = hosted.pop(_GRADS, 0)
     copied = {category: size for category, size in rest.items() if category != WORKSPACE}
     if PARAMS in hosted:
@@ -121,7 +122,7 @@ def policy_of(rank: RankReport, plan: Plan, rest: Mapping[str, int], above: Mapp
         all_grads=sum(part.grads_bytes for part in rank.at_rest.values()) - grads)
 
 
-def _hosted(plan: Plan) -> dict[str, int]:
+def hosted_bytes(plan: Plan) -> dict[str, int]:
     """Bytes on the host by category, without what is pinned for a while."""
     found: dict[str, int] = {}
     for kind, count in plan.kind_counts:

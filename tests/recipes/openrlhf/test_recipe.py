@@ -66,14 +66,6 @@ training:
   optimizer: {name: adamw, implementation: fused}
 framework_options: {attn_implementation: flash_attention_2}
 """
-PPO: Final = """\
-ray job submit --address="http://127.0.0.1:8265" \\
-   --runtime-env-json='{"working_dir": "/openrlhf"}' \\
-   -- python3 -m openrlhf.cli.train_ppo_ray \\
-   --ref_num_nodes 1 --ref_num_gpus_per_node 8 --actor_num_nodes 1 --actor_num_gpus_per_node 8 \\
-   --vllm_num_engines 4 --vllm_tensor_parallel_size 2 --zero_stage 3 --bf16 --colocate_all_models \\
-   --pretrain OpenRLHF/Llama-3-8b-sft-mixture
-"""
 ANY: Final = " --model.gradient_checkpointing_enable"
 
 
@@ -180,12 +172,9 @@ def test_without_packs_rows_are_padded_and_without_the_switch_attention_is_eager
 
 
 @pytest.mark.parametrize(("text", "told"), [
-    (PPO, "PPO by OpenRLHF's workers over ZeRO-3 with vLLM on the same GPUs"),
-    (PPO.replace(" --bf16", " --bf16 --advantage_estimator group_norm"), "GRPO by OpenRLHF's workers"),
-    (PPO.replace(" --colocate_all_models", " --advantage_estimator reinforce_baseline"),
-     "REINFORCE++ with a baseline by OpenRLHF's workers over ZeRO-3 with vLLM on GPUs of its own"),
     (NEWER.replace("train_sft", "train_dpo"), "DPO by OpenRLHF"),
     (NEWER.replace("train_sft", "train_rm"), "a reward model by OpenRLHF"),
+    (OLD.replace("train_sft", "train_ppo"), "the trainer train_ppo of OpenRLHF"),
     (OLD.replace("train_sft", "train_kd"), "distillation by OpenRLHF")])
 def test_other_trainers_are_refused_by_name(tmp_path: Path, text: str, told: str) -> None:
     found = imported(tmp_path, text)

@@ -23,6 +23,11 @@ fp32 live until the loss is returned, the log-softmax of all positions but the l
 The reference's pass is through the same model with its checkpoints, which keep nothing without a graph. ORPO and SimPO
 have no reference. Measured: `tests/truth/probe_preference_llamafactory.py`.
 
+[Note: pairs in fp32]
+OpenRLHF 0.11.0 and 0.8.9 `trainer/dpo_trainer.py` concatenated_forward: the policy's pass over all sequences, whose
+log-probabilities are of logits in fp32 (`shared/wide_losses.py`), then the reference's, of which only those stay.
+Measured: `tests/truth/probe_openrlhf_step.py`.
+
 [Note: fused pairs]
 TRL 1.16.0 `trainer/dpo_trainer.py` _compute_loss: the head scores tokens itself (`hf/chunked.py` fused_lm_head), and so
 does the reference's, with its own outputs; behind them the loss is of a few numbers a token. Labels of all tokens live
@@ -37,6 +42,7 @@ from simcore.operators.shared import aten
 from simcore.operators.shared.layer_borders import BEFORE, hidden_state, run_backward_of_loss
 from simcore.operators.shared.pairs.pair_losses import loss_of_pairs, mean_logits
 from simcore.operators.shared.pairs.whole_pairs import whole_loss
+from simcore.operators.shared.wide_losses import scores
 from simcore.recording.layer import FUSED_PAIRS, REFERENCED, WHOLE_PAIRS, LayerWorkload, RecordedLayer
 from simcore.recording.rows import MODEL_END, REFERENCE_BORDER
 from simcore.recording.tape import HIDDEN, Kernel, Node, Section, Tape, Tensor
@@ -46,6 +52,7 @@ __all__ = ["preference_loss", "rewards_loss"]
 _ROWS: Final = ("preference_rows", "preference_rows_alone", "preference_odds")
 """Losses whose log-probabilities read a copy of rows."""
 _ODDS: Final = "preference_odds"
+_FLASH: Final = "preference_fp32"
 
 
 def preference_loss(tape: Tape, run: LayerWorkload, vocab: int, *, wide: bool) -> RecordedLayer:
@@ -147,18 +154,20 @@ def _chosen(tape: Tape, logits: Tensor) -> Tensor:
     return aten.cross_entropy(tape, shifted.view(rows[0] * rows[1], rows[2]), labels)
 
 
-def _given(tape: Tape, run: LayerWorkload, vocab: int, *, wide: bool) -> Tensor:
-    """Logits of the reference, which has passed, behind their log-probabilities."""
+def _given(tape: Tape, run: LayerWorkload, vocab: int, *, wide: bool) -> Tensor | None:
+    """Logits of the reference, which has passed, behind their log-probabilities; None where these alone stay."""
     tape.mark(REFERENCE_BORDER)
     given = tape.external((run.batch, run.seq, vocab), run.compute, HIDDEN, BEFORE)
     if wide:
         given = aten.cast(tape, given, "fp32")
     _log_probs(tape, run, given)
-    return given
+    return None if run.loss == _FLASH else given
 
 
 def _log_probs(tape: Tape, run: LayerWorkload, logits: Tensor) -> Tensor:
     """Log-probability of the label of each position but the last, [b x (s - 1)]."""
+    if run.loss == _FLASH:
+        return scores(tape, logits)
     return _of_rows(tape, logits) if run.loss in _ROWS else _of_softmax(tape, logits)
 
 

@@ -1,0 +1,53 @@
+"""Losses of OpenRLHF's PPO and DPO, event by event, against its own code (truth/probe_openrlhf_step.py)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from checkout import ROOT
+from operators.hf.test_implementation import Model
+from operators.hf.test_losses import CASE
+from operators.hf.test_wide_losses import signs
+from simcore.recording.rows import REFERENCE_BORDER
+from simcore.recording.tape import Op, Section
+
+TRUTH: dict[str, Any] = json.loads((ROOT / "tests/truth/openrlhf/step.json").read_text(encoding="utf-8"))
+LOSSES = {"plain": "policy_fp32", "divided": "policy_fp32_divided", "entropy": "policy_fp32_entropy",
+          "entropy logged": "policy_fp32", "entropy logged, divided": "policy_fp32_divided"}
+
+
+def sections(loss: str, batch: int) -> tuple[Any, Any, int]:
+    """The head, the loss, and bytes of logits."""
+    head, tape = Model(CASE | {"loss": loss, "batch": batch}).tapes[-2:]
+    return head, tape, max(row[3] for row in head.forward.rows if row[0] == Op.ALLOC)
+
+
+@pytest.mark.parametrize("release", TRUTH["releases"])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_policys_step_has_the_events_of_its_trainer(release: str, batch: int) -> None:
+    for name, loss in LOSSES.items():
+        head, tape, logits = sections(loss, batch)
+        ours = signs(logits, head.forward, tape.forward, tape.backward, head.backward, tape.late)
+        assert ours == TRUTH["releases"][release]["policy"][f"{name}, {batch}"]["step"], name
+
+
+@pytest.mark.parametrize("release", TRUTH["releases"])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_pairs_have_the_events_of_both_passes_and_of_backward(release: str, batch: int) -> None:
+    theirs = TRUTH["releases"][release]["pairs"][str(batch)]
+    head, tape, logits = sections("preference_fp32", 2 * batch)
+    cut = next(number for number, row in enumerate(tape.forward.rows)
+               if row[0] == Op.MARK and row[2] == REFERENCE_BORDER)
+    policy, reference = tape.forward.rows[:cut], tape.forward.rows[cut:]
+    assert signs(logits, head.forward, Section(policy)) == theirs["forward"]
+    assert ["+", *signs(logits, Section(reference))] == theirs["reference"]
+    assert signs(logits, tape.backward, head.backward) == theirs["backward"]
+
+
+def test_an_entropy_of_logits_that_a_temperature_divides_in_place_has_no_gradient() -> None:
+    for found in TRUTH["releases"].values():
+        assert all("modified by an inplace" in found["policy"][f"entropy, divided, {batch}"]["raises"]
+                   for batch in (1, 2))
