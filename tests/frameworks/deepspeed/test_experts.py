@@ -42,9 +42,9 @@ def refusals() -> list[tuple[str, type[Exception], int, dict[str, int], dict[str
         ("auto_ep_layer.py:621", IllegalLayout, 2, {"dp_shard": 4, "ep": 2}, {"routing": {"capacity_factor": 1.5}}),
         ("transformers 5.23 integrations/moe.py", IllegalLayout, 2, {"dp_shard": 4},
          {"routing": {"capacity_factor": 1.5}, "implementation": "hf"}),
-        ("use_liger_kernel: not yet: Liger's kernels", NotYet, 2, {"dp_shard": 4, "ep": 2},
+        ("not yet: Liger's kernels in layers with", NotYet, 2, {"dp_shard": 4, "ep": 2},
          {"options": {"use_liger_kernel": True}}),
-        ("liger_rms_norm: not yet: Liger's kernels", NotYet, 3, {"dp_shard": 4, "ep": 2},
+        ("not yet: Liger's kernels in layers with", NotYet, 3, {"dp_shard": 4, "ep": 2},
          {"options": {"liger_rms_norm": True}}),
         ("drawn at random", NotYet, 2, {"dp_shard": 4, "ep": 2}, {"routing": {"seed": 1}}),
     ]

@@ -177,7 +177,7 @@ def test_a_model_that_only_the_shell_knows_is_asked(tmp_path: Path) -> None:
     ("qwen3-8b/$MODEL", "run.sh", ""), ("$ROOT/mine", "run.sh", "")])
 def test_a_question_names_the_model_that_the_end_of_a_path_has(tmp_path: Path, path: str, script: str,
                                                                near: str) -> None:
-    """What stands before is a folder, perhaps of another model; a path that tells nothing leaves the script's name."""
+    """Folders before the name may be of another model; a path that tells nothing leaves the script's name."""
     place = tmp_path / script
     place.write_text(SCRIPT.replace("Qwen/Qwen2.5-0.5B", path), encoding="utf-8")
     (asked,) = import_recipe([str(place)], Answers.of_options(8, None, "dgx-h100", {})).questions
