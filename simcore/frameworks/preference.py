@@ -40,8 +40,8 @@ def check_preference(job: Draft, options: Mapping[str, Any], *, second: bool) ->
             (training.loss == REWARDS and training.method != "full", "training.method", "a loss of rewards with "
              "adapters, beside which the head trains or not"),
             (job.graph.implementation != "hf", _AT, f"a loss of preferences of {job.graph.implementation} layers"),
-            (job.graph.architecture.has_tower and "softmax" not in training.loss, "training.images", "a loss of "
-             "preferences of TRL's over images"),
+            (job.graph.architecture.has_tower and ("softmax" not in training.loss or training.loss in UNPAIRED),
+             "training.images", "a loss of preferences of TRL's, or of KTO, over images"),
             (beside and _trains_tower(job), "training.method", "a loss of preferences of a model whose tower trains"),
             (any("dropout" in features(kind) for kind in job.graph.kinds), _AT, "a loss of preferences of a model with "
              "dropout, which trainers switch off"),
@@ -54,6 +54,12 @@ def check_preference(job: Draft, options: Mapping[str, Any], *, second: bool) ->
              "preferences of compiled layers or Unsloth's")):
         if refused:
             raise job.not_yet(key, what)
+    _note(job, beside=beside)
+
+
+def _note(job: Draft, *, beside: bool) -> None:
+    """Says how a reference, completions and answers are counted; `beside`: a reference passes inside the loss."""
+    training = job.scenario.training
     if beside:
         told = "a second model" if training.method == "full" else "the model with its adapters off"
         job.note("reference model", f"{told}, in a pass without a graph before the loss",

@@ -22,10 +22,12 @@ from simcore.pipeline.schedule import actions
 from simcore.placement.plan import place
 from simcore.program.lower import lower
 from simcore.program.outline import Phase
+from simcore.program.program import Program
 from simcore.program.record_layers import Workload
+from simcore.program.tile import AMOUNT, OP, SLOT
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.rows import MISMATCHED_BORDER, MISMATCHED_REFERENCE, REFERENCE_BORDER
-from simcore.recording.tape import Op, Param, Row
+from simcore.recording.tape import Kernel, Op, Param, Row
 
 FEW = 64
 """Bytes a token of what is not recorded one by one: labels, masks, statistics."""
@@ -191,3 +193,23 @@ def test_one_sequence_a_pass_is_refused_as_trl_refuses_it() -> None:
     with pytest.raises(RankscopeError, match="batch size must be > 1"):
         prepare(small.scenario("ddp", model="llama-tiny", loss="kto_fused", micro_batch_size=1))
     prepare(small.scenario("ddp", model="llama-tiny", loss="kto_fused", micro_batch_size=3))
+
+
+@pytest.mark.parametrize(("framework", "loss"), [("zero3", "kto_softmax"), ("zero3", "kto_whole_alone"),
+                                                 ("fsdp2", "kto_fused"), ("fsdp1", "kto_softmax")])
+def test_a_model_that_is_gathered_twice_is_refused(framework: str, loss: str) -> None:
+    with pytest.raises(RankscopeError, match=loss):
+        prepare(small.scenario(framework, {"dp_shard": 4}, model="llama-tiny", loss=loss, micro_batch_size=2))
+
+
+def test_all_passes_take_time() -> None:
+    """Products before backward: those of four forwards, of which one pair is the reference's."""
+    found, plain = (small.program_of("ddp", model="llama-tiny", loss=loss, micro_batch_size=2)
+                    for loss in ("kto_softmax", "hf"))
+    assert products(found) == 4 * products(plain)
+
+
+def products(program: Program) -> int:
+    """FLOPs of products before the first backward."""
+    rows = program.columns[:int(np.argmax(program.phase == Phase.BACKWARD))]
+    return int(rows[(rows[:, OP] == Op.COMPUTE) & (rows[:, SLOT] == Kernel.GEMM)][:, AMOUNT].sum())
