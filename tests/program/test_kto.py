@@ -153,6 +153,20 @@ def without_wide_copies(case: dict[str, Any], sizes: list[int]) -> list[int]:
     return kept
 
 
+def test_rows_of_logits_are_those_of_axolotls_own_step() -> None:
+    """Event by event, and the bytes that a step holds; what follows in backward is of the head."""
+    wrong = []
+    for case in truth("kto-axolotl-067b021c.json"):
+        ours = rows_of_logits(case, "kto_rows")
+        theirs = compared(case, [*case["passes"], case["backward"]], ours)
+        begins, highest = moments(case, "kto_rows")
+        off = [own + 4 * RNG_STATE * case["replays"] - theirs for own, theirs in zip(
+            (*begins, highest), (*case["begins"][1:], case["highest"]), strict=True)]
+        if ours != theirs or max(map(abs, off)) > FEW * case["batch"] * case["seq"]:
+            wrong.append((case, ours, theirs, off))
+    assert not wrong
+
+
 @pytest.mark.parametrize("name", ["kto-llamafactory-ff6d4d12.json", "kto-drawn-llamafactory-ff6d4d12.json"])
 def test_logits_are_those_of_llamafactorys_own_step(name: str) -> None:
     """But for the allocation of each pass's logits, and the free of the last gradient by the head."""

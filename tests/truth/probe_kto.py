@@ -165,7 +165,7 @@ if __name__ == "__main__":
             assert vars(kto_trainer)[name]
             setattr(kto_trainer, name, vars(probe_preference.dpo_trainer)[name])
         told = f', "axolotl": "{probe_preference.COMMIT}"'
-        cases = [case for case in CASES if case["method"] == "lora" and not case["before"]]
+        cases = [case for case in CASES if case["method"] == "lora" and case["mixed"] and not case["before"]]
     with redirect_stdout(sys.stderr):
         lines = ",\n ".join(json.dumps(measured(case)) for case in cases)
     print(f'{{"torch": "{torch.__version__}", "trl": "{trl.__version__}"{told}, "cases": [\n {lines}]}}')
