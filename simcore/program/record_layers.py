@@ -375,7 +375,7 @@ def _record(graph: ModelGraph, all_runs: tuple[tuple[tuple[Key, LayerWorkload], 
     shape = _shape(tuple(tables.slots), tuple(tables.comms), structure((kept, *edges.tiles)),
                    tuple((key, kind.shape) for recorded in kinds for key, kind in recorded.items()))
     form = _form_of(tables, kinds, (*edges.tiles, *wide.tiles, kept))
-    return RecordedLayers(shape, form, tables, *kinds, edges, wide, kept)
+    return RecordedLayers(shape, form, tables, kinds[0], kinds[1], kinds[2], kinds[3], edges, wide, kept)
 
 
 def _form_of(tables: Tables, kinds: Sequence[Mapping[Key, LayerPasses]], others: Sequence[LayerRows]) -> Shape:
