@@ -1,4 +1,4 @@
-"""Losses of preferences: pairs of sequences, scored against a reference model that passes inside the loss."""
+"""Losses of preferences: pairs of sequences, or wanted and unwanted ones, against a reference that passes beside."""
 
 from __future__ import annotations
 
@@ -10,35 +10,38 @@ from simcore.models.blocks import Head
 from simcore.models.saved import ORIGINAL
 from simcore.operators.shared.features import features
 from simcore.placement.job import Draft
-from simcore.recording.layer import FUSED_PAIRS, PREFERENCE, REFERENCED, REWARDS, WHOLE_PAIRS
+from simcore.recording.layer import FUSED_PAIRS, PREFERENCE, REFERENCED, REWARDS, UNPAIRED, WHOLE_PAIRS
 
 __all__ = ["check_preference"]
 
 _AT = "training.loss"
 _PAIR = 2
 _RULE = "TRL 1.8.0 and 1.16.0 trainer/dpo_trainer.py"
+_KTO = "trainer/kto_trainer.py"
 
 
 def check_preference(job: Draft, options: Mapping[str, Any], *, second: bool) -> None:
     """Refuses what a loss of preferences cannot be, or is not modelled with; notes how its reference is counted.
 
     `options`: the framework options that the scenario sets; `second`: a reference model of its own is modelled. Raises
-    InputError for half a pair, NotYet for the rest.
+    InputError for half a pair, IllegalLayout for KTO of single sequences, NotYet for the rest.
     """
     training = job.scenario.training
     if training.loss not in PREFERENCE:
         return
-    _check_pairs(job)
+    (_check_batch if training.loss in UNPAIRED else _check_pairs)(job)
     _check_fused(job)
     beside = training.loss in REFERENCED
     for refused, key, what in (
             (beside and training.method == "full" and not second, "training.method", "a loss of preferences in full, "
              f"beside a second model, under {job.scenario.framework} (served: ddp, zero0, zero1, zero2)"),
+            (training.loss in ("kto_whole", "kto_rows") and training.method == "full", "training.method",
+             f"{training.loss} in full, whose reference keeps keys and values of its layers as it passes"),
             (training.loss == REWARDS and training.method != "full", "training.method", "a loss of rewards with "
              "adapters, beside which the head trains or not"),
             (job.graph.implementation != "hf", _AT, f"a loss of preferences of {job.graph.implementation} layers"),
-            (job.graph.architecture.has_tower and "softmax" not in training.loss, "training.images", "a loss of "
-             "preferences of TRL's over images"),
+            (job.graph.architecture.has_tower and ("softmax" not in training.loss or training.loss in UNPAIRED),
+             "training.images", "a loss of preferences of TRL's, or of KTO, over images"),
             (beside and _trains_tower(job), "training.method", "a loss of preferences of a model whose tower trains"),
             (any("dropout" in features(kind) for kind in job.graph.kinds), _AT, "a loss of preferences of a model with "
              "dropout, which trainers switch off"),
@@ -51,10 +54,20 @@ def check_preference(job: Draft, options: Mapping[str, Any], *, second: bool) ->
              "preferences of compiled layers or Unsloth's")):
         if refused:
             raise job.not_yet(key, what)
+    _note(job, beside=beside)
+
+
+def _note(job: Draft, *, beside: bool) -> None:
+    """Says how a reference, completions and answers are counted; `beside`: a reference passes inside the loss."""
+    training = job.scenario.training
     if beside:
         told = "a second model" if training.method == "full" else "the model with its adapters off"
         job.note("reference model", f"{told}, in a pass without a graph before the loss",
                  f"{_RULE} _compute_loss, LLaMA-Factory ff6d4d12 train/dpo/trainer.py compute_reference_log_probs")
+    if training.loss in UNPAIRED:
+        job.note("mismatched completions", "as long as the sequences themselves, in a pass of the model without a graph"
+                 f"{' and one of the reference' * beside}", f"TRL 1.16.0 {_KTO} _compute_kl_logps, LLaMA-Factory "
+                 "ff6d4d12 train/kto/trainer.py concatenated_forward")
     if training.loss != REWARDS:
         job.note("answers", "all tokens of a sequence but its first", f"{_RULE} _compute_loss: completion_mask")
 
@@ -68,6 +81,14 @@ def _check_pairs(job: Draft) -> None:
                                      f"sequences, chosen and rejected, got {size:,}"))
 
 
+def _check_batch(job: Draft) -> None:
+    """Refuses one sequence a pass, at which TRL's trainer stops; LLaMA-Factory's does not."""
+    if job.scenario.training.micro_batch_size == 1 and job.scenario.training.loss != "kto_softmax":
+        raise job.illegal("training.micro_batch_size", "Actual (not effective) batch size must be > 1. KTO will not "
+                          "work properly because the KL term will be equivalent to the implied reward",
+                          f"TRL 1.16.0 {_KTO} __init__, 0.24.0 {_KTO} __init__")
+
+
 def _check_fused(job: Draft) -> None:
     """Refuses a head that the trainer refuses, and one that ranks share, where it scores tokens itself."""
     training, mesh = job.scenario.training, job.mesh
@@ -78,7 +99,7 @@ def _check_fused(job: Draft) -> None:
     if adapted and training.loss in FUSED_PAIRS:
         raise job.illegal("training.lora.target_modules", "Applying a PEFT adapter to `lm_head` is not supported: the "
                           "log-probabilities are computed from `lm_head.weight` directly, so the adapter would never "
-                          "be trained", "TRL 1.16.0 trainer/dpo_trainer.py __init__")
+                          "be trained", "TRL 1.16.0 trainer/dpo_trainer.py and kto_trainer.py __init__")
     if max(mesh.tp, mesh.cp) > 1:
         raise job.not_yet(_AT, f"{training.loss} over ranks that share sequences or matrices")
 

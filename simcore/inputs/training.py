@@ -301,7 +301,8 @@ class Training(Block):
                   "fused_linear", "fused_lm_head", "log_probs", "top_k", "values", "fused_log_probs",
                   "preference_rows", "preference_rows_alone", "preference_odds", "preference_softmax",
                   "preference_softmax_alone", "preference_fused", "preference_fused_alone", "preference_whole",
-                  "preference_whole_alone", "preference_fp32", "rewards"] = Field(
+                  "preference_whole_alone", "preference_fp32", "rewards", "kto_fused", "kto_fused_alone", "kto_whole",
+                  "kto_whole_alone", "kto_rows", "kto_softmax"] = Field(
         default="auto", description="Whose loss code runs"
     )
     scored_tokens: Length | None = Field(

@@ -26,14 +26,14 @@ from simcore.program.outline import Phase, StepTemplate
 from simcore.program.program import Program
 from simcore.program.received import refilled, tracker, unheld
 from simcore.program.record_layers import RecordedLayers, Workload, keys_of, record_layers
-from simcore.program.reference_pass import OF_LOSS, ReferencePass, Returned, end_model
+from simcore.program.reference_pass import OF_LOSS, PassesBeside, Returned, end_model
 from simcore.program.repeated_passes import RepeatedPasses
 from simcore.program.row_cache import held
 from simcore.program.shared_steps import shared_step
 from simcore.program.stage_borders import Edges
 from simcore.program.stash_order import StashOrder
 from simcore.program.tile import LayerRows
-from simcore.recording.rows import REFERENCE_BORDER, STASH_BORDER
+from simcore.recording.rows import STASH_BORDER
 
 __all__ = ["lower"]
 
@@ -162,7 +162,7 @@ class _Walk:
         self.passes = RepeatedPasses(builder, hooks)
         self.stash = StashOrder(builder, self.tiles)
         self.returned = Returned(plan, builder, recording.edges, self.tiles)
-        self.reference = ReferencePass(plan, hooks, recording, self.returned) if recording.reference else None
+        self.beside = PassesBeside(plan, hooks, recording, self.returned)
 
     def post_persistent(self) -> None:
         """Posts what the previous step left: of layers, and received across stage boundaries."""
@@ -208,6 +208,7 @@ class _Walk:
         out.tile(self.edges.tokens, chunk.first)
         out.mark(self.begin[True])
         hooks.begin_microbatch(action)
+        self.beside.ahead()
         out.tile(self.edges.mask, chunk.first)
         self._take_in(action, chunk)
         self._stem(chunk, self.edges.stem, self.edges.passing)
@@ -391,9 +392,7 @@ class _Walk:
         for tile, mark, replay in pieces:
             self.out.tile(tile, layer)
             if mark in OF_LOSS:
-                self.returned.at(mark, layer)
-            elif mark == REFERENCE_BORDER and self.reference is not None:
-                self.reference.write()
+                self.beside.at(mark, layer)
             elif mark == STASH_BORDER:
                 self.stash.border(layer)
             elif mark:

@@ -33,7 +33,7 @@ from simcore.program.outline import Tables
 from simcore.program.row_cache import held
 from simcore.program.stage_borders import Edges, edges_of
 from simcore.program.tile import LayerRows, small_tile, structure
-from simcore.recording.layer import INPUT_STAYS, REFERENCED, SAVED_LEAVES, LayerWorkload
+from simcore.recording.layer import INPUT_STAYS, REFERENCED, SAVED_LEAVES, UNPAIRED, LayerWorkload
 from simcore.recording.tape import Op, Param
 
 __all__ = ["RecordedLayers", "Shape", "Workload", "adds_in_place", "blocks_of",
@@ -75,7 +75,8 @@ class RecordedLayers:
     """Recordings of all kinds of layers on one rank, and of the borders of its part of the model.
 
     `kinds`: by `Key`. `later`: kinds whose backward differs in later microbatches, because an earlier one has left
-    gradients. `reference`: kinds in the pass of a reference model, {} without one. `edges`, `wide`: operations at
+    gradients. `reference`: kinds in the pass of a reference model, `mismatched`: in one of the model without a graph
+    over completions of other prompts, {} without one. `edges`, `wide`: operations at
     borders where one or two hidden states cross. `standing`: persistent tensors that belong to no layer. `shape`: two
     recordings are equal if they share it. `form`: two that share it differ only inside tiles and in the bytes of
     gradients, so walks over them lay the same tiles.
@@ -87,15 +88,16 @@ class RecordedLayers:
     kinds: dict[Key, LayerPasses] = field(compare=False)
     later: dict[Key, LayerPasses] = field(compare=False)
     reference: dict[Key, LayerPasses] = field(compare=False)
+    mismatched: dict[Key, LayerPasses] = field(compare=False)
     edges: Edges = field(compare=False)
     wide: Edges = field(compare=False)
     standing: LayerRows = field(compare=False)
 
     @cached_property
     def num_rows(self) -> dict[Key, int]:
-        """Rows of one pass through a layer, forward and backward, by kind; of the reference's too."""
-        return {key: sum(len(tile.rows) for tile in (*passes.tiles, *(
-            self.reference[key].tiles if key in self.reference else ()))) for key, passes in self.kinds.items()}
+        """Rows of one pass through a layer, forward and backward, by kind; of those beside it too."""
+        return {key: sum(len(tile.rows) for some in (self.kinds, self.reference, self.mismatched) if key in some
+                         for tile in some[key].tiles) for key in self.kinds}
 
     @cached_property
     def grad_bytes(self) -> tuple[int, ...]:
@@ -112,8 +114,8 @@ class RecordedLayers:
     @cached_property
     def tiles(self) -> tuple[LayerRows, ...]:
         """All tiles (recorded parts of layers), in an order that recordings of equal `shape` share."""
-        kinds = (tile for some in (self.kinds, self.later, self.reference) for kind in some.values()
-                 for tile in kind.tiles)
+        kinds = (tile for some in (self.kinds, self.later, self.reference, self.mismatched)
+                 for kind in some.values() for tile in kind.tiles)
         return (*kinds, *self.edges.tiles, *self.wide.tiles, self.standing)
 
 
@@ -161,7 +163,9 @@ def record_layers(plan: Plan, workload: Workload, *, several: bool = False) -> R
                   if several and adds_in_place(plan, key[0]))
     reference = tuple((key, run_of_reference(plan, key, workload)) for key in keys
                       if plan.framework.loss in REFERENCED and plan.graph.kinds[key[0]].name != "loss")
-    return _record(plan.graph, (runs, later, reference), workload.spaces, len(plan.chunks))
+    mismatched = tuple((key, _without_graph(run_of(plan, key, replace(workload, no_grad=True)))) for key in keys
+                       if plan.framework.loss in UNPAIRED)
+    return _record(plan.graph, (runs, later, reference, mismatched), workload.spaces, len(plan.chunks))
 
 
 def run_of(plan: Plan, key: Key, workload: Workload, *, later: bool = False) -> LayerWorkload:
@@ -200,8 +204,12 @@ def run_of_reference(plan: Plan, key: Key, workload: Workload) -> LayerWorkload:
     off = {placed.spec.name for placed in plan.kinds[key[0]] if placed.spec.module == "adapter"}
     own = (replace(beside[name], name=name, trainable=True) if name in beside else param
            for name, param in run.params.items() if name not in off and not name.startswith(REFERENCE))
-    options = replace(run.options, embeddings_require_grad=False, patches_require_grad=False)
-    return replace(run, checkpoint="none", options=options, params=_Params(tuple(own)))
+    return replace(_without_graph(run), params=_Params(tuple(own)))
+
+
+def _without_graph(run: LayerWorkload) -> LayerWorkload:
+    return replace(run, checkpoint="none", options=replace(run.options, embeddings_require_grad=False,
+                                                           patches_require_grad=False))
 
 
 class _Params(dict[str, Param]):
@@ -367,7 +375,7 @@ def _record(graph: ModelGraph, all_runs: tuple[tuple[tuple[Key, LayerWorkload], 
     shape = _shape(tuple(tables.slots), tuple(tables.comms), structure((kept, *edges.tiles)),
                    tuple((key, kind.shape) for recorded in kinds for key, kind in recorded.items()))
     form = _form_of(tables, kinds, (*edges.tiles, *wide.tiles, kept))
-    return RecordedLayers(shape, form, tables, kinds[0], kinds[1], kinds[2], edges, wide, kept)
+    return RecordedLayers(shape, form, tables, kinds[0], kinds[1], kinds[2], kinds[3], edges, wide, kept)
 
 
 def _form_of(tables: Tables, kinds: Sequence[Mapping[Key, LayerPasses]], others: Sequence[LayerRows]) -> Shape:

@@ -1,7 +1,8 @@
-"""Pass of a reference model between the policy's forward and its loss.
+"""Passes beside the policy's: of a reference model, between the policy's forward and its loss, and those of KTO.
 
 The policy's model has returned, so what only it held is free; what its graph keeps stays. The reference runs the same
-layers without a graph, and its head's logits stay for the loss.
+layers without a graph, and its head's logits stay for the loss. KTO has the policy pass without a graph too, over
+completions of other prompts, ahead of its forward or inside the loss, and the reference twice.
 """
 
 from __future__ import annotations
@@ -17,14 +18,22 @@ from simcore.program.outline import Phase
 from simcore.program.record_layers import RecordedLayers, keys_of
 from simcore.program.stage_borders import Edges
 from simcore.program.tile import LayerRows
-from simcore.recording.layer import PREFERENCE, WHOLE_PAIRS
-from simcore.recording.rows import MODEL_END, OUTPUTS_COPIED, OUTPUTS_DROPPED
+from simcore.recording.layer import AHEAD, PREFERENCE, WHOLE_PAIRS
+from simcore.recording.rows import (
+    MISMATCHED_BORDER,
+    MISMATCHED_REFERENCE,
+    MODEL_END,
+    OUTPUTS_COPIED,
+    OUTPUTS_DROPPED,
+    REFERENCE_BORDER,
+)
 
-__all__ = ["OF_LOSS", "ReferencePass", "Returned", "end_model"]
+__all__ = ["OF_LOSS", "PassesBeside", "Returned", "end_model"]
 
 
-OF_LOSS: Final = frozenset({MODEL_END, OUTPUTS_COPIED, OUTPUTS_DROPPED})
-"""Marks inside a loss at which `Returned` does something."""
+OF_LOSS: Final = frozenset({MODEL_END, OUTPUTS_COPIED, OUTPUTS_DROPPED, MISMATCHED_BORDER, MISMATCHED_REFERENCE,
+                            REFERENCE_BORDER})
+"""Marks inside a loss at which `PassesBeside` does something."""
 
 
 class Returned:
@@ -88,34 +97,57 @@ def end_model(out: Builder, edges: Edges, tiles: Mapping[int, LayerPasses], laye
     out.tile(edges.drop_mask, layers[0])
 
 
-class ReferencePass:
-    """Pass of a reference model through the layers of a rank that has the whole model."""
+class PassesBeside:
+    """Passes without a graph through the layers of a rank that has the whole model, and the ends of the policy's own.
+
+    `returned`: what the caller of the policy's model has.
+    """
 
     def __init__(self, plan: Plan, hooks: MemoryHooks, recording: RecordedLayers, returned: Returned) -> None:
         kinds = {layer: plan.graph.kinds[plan.graph.layers[layer].kind].name for layer in plan.layers}
         self._out, self._hooks, self._edges, self._returned = returned.out, hooks, recording.edges, returned
         self._layers = [layer for layer in plan.layers if kinds[layer] != "loss"]
-        self._norm, self._head = (next(layer for layer, name in kinds.items() if name == part)
-                                  for part in ("final_norm", "head"))
+        self._norm, self._head, self._loss = (next((layer for layer, name in kinds.items() if name == part), -1)
+                                              for part in ("final_norm", "head", "loss"))
         self._stem = plan.layers[0] + plan.graph.num_tower_parts
+        self._is_ahead = plan.framework.loss in AHEAD
         keys = keys_of(plan)
-        self._tiles = {layer: recording.reference[keys[layer]] for layer in self._layers}
+        self._reference, self._mismatched = (
+            {layer: made[keys[layer]] for layer in plan.layers if keys[layer] in made}
+            for made in (recording.reference, recording.mismatched))
 
-    def write(self) -> None:
-        """Runs the forward of the reference, behind that of the policy, and is back in the loss."""
-        out, edges, hooks = self._out, self._edges, self._hooks.of_reference()
+    def ahead(self) -> None:
+        """Runs the policy over completions of other prompts, if it does before its forward."""
+        if self._is_ahead:
+            self._write(self._mismatched, self._hooks)
+            for tile, _, _ in self._mismatched[self._loss].forward:
+                self._out.tile(tile, self._loss)
+
+    def at(self, mark: int, layer: int) -> None:
+        """Writes what happens at a mark of `OF_LOSS` inside the loss, whose number is `layer`."""
+        if mark == MISMATCHED_BORDER:
+            self._write(self._mismatched, self._hooks)
+        elif mark in (MISMATCHED_REFERENCE, REFERENCE_BORDER):
+            self._write(self._reference, self._hooks.of_reference())
+        else:
+            self._returned.at(mark, layer)
+            return
+        self._out.at(Phase.LOSS)
+
+    def _write(self, tiles: Mapping[int, LayerPasses], hooks: MemoryHooks) -> None:
+        """Runs a forward of the layers with `tiles` until the model has returned its head's output."""
+        out, edges = self._out, self._edges
         out.at(Phase.FORWARD)
         out.tile(edges.mask, self._layers[0])
         for layer in self._layers:
             hooks.forward_begin(layer)
-            for tile, _, _ in self._tiles[layer].forward:
+            for tile, _, _ in tiles[layer].forward:
                 out.tile(tile, layer)
             hooks.forward_end(layer)
             if layer != self._head:
-                self._returned.drop(self._tiles[layer].after, layer, waits=self._stem < layer < self._norm)
+                self._returned.drop(tiles[layer].after, layer, waits=self._stem < layer < self._norm)
             if layer == self._norm:
-                self._returned.drop(self._tiles[self._stem + 1].late, self._stem + 1, waits=True)
+                self._returned.drop(tiles[self._stem + 1].late, self._stem + 1, waits=True)
                 if self._stem > self._layers[0]:
-                    out.tile(self._tiles[self._stem].late, self._stem)
-        self._returned.end(self._tiles, self._layers, self._head)
-        out.at(Phase.LOSS)
+                    out.tile(tiles[self._stem].late, self._stem)
+        self._returned.end(tiles, self._layers, self._head)

@@ -11,25 +11,30 @@ from simcore.recording.offload_groups import ModuleGroups
 from simcore.recording.options import NO_OPTIONS, ImplementationOptions
 from simcore.recording.tape import Param, Section
 
-__all__ = ["FUSED_PAIRS", "INPUT_STAYS", "PREFERENCE", "REFERENCED", "REWARDS", "SAVED_LEAVES", "WHOLE_PAIRS",
-           "LayerWorkload", "RecordedLayer"]
+__all__ = ["AHEAD", "FUSED_PAIRS", "INPUT_STAYS", "PREFERENCE", "REFERENCED", "REWARDS", "SAVED_LEAVES", "UNPAIRED",
+           "WHOLE_PAIRS", "LayerWorkload", "RecordedLayer"]
 
 INPUT_STAYS: Final = "full, its input stays"
 """Name of the checkpointing of a layer whose input stays on the device where those of others wait on the host."""
 SAVED_LEAVES: Final = "none, saved tensors leave"
 """Name of the checkpointing of a layer whose saved tensors wait on the host until its backward."""
+AHEAD: Final = frozenset({"kto_fused", "kto_fused_alone", "kto_whole", "kto_whole_alone", "kto_rows"})
+"""Losses of KTO before whose forward the model passes over completions of other prompts."""
+UNPAIRED: Final = AHEAD | {"kto_softmax"}
+"""Losses of KTO: of sequences that are wanted or not, no two of them a pair."""
 REFERENCED: Final = frozenset({"preference_rows", "preference_softmax", "preference_fused", "preference_whole",
-                               "preference_fp32"})
+                               "preference_fp32", "kto_fused", "kto_whole", "kto_rows", "kto_softmax"})
 """Losses of preferences inside which a reference model passes (`REFERENCE_BORDER`)."""
 REWARDS: Final = "rewards"
 """Loss of a number for each sequence of a pair."""
-FUSED_PAIRS: Final = ("preference_fused", "preference_fused_alone")
+FUSED_PAIRS: Final = ("preference_fused", "preference_fused_alone", "kto_fused", "kto_fused_alone")
 """Losses of preferences whose head scores tokens itself, without whole logits."""
 WHOLE_PAIRS: Final = ("preference_whole", "preference_whole_alone")
 """Losses of preferences of a model that returns whole logits and the outputs of all layers."""
-PREFERENCE: Final = REFERENCED | {"preference_softmax_alone", "preference_rows_alone", "preference_fused_alone",
-                                  "preference_whole_alone", "preference_odds", REWARDS}
-"""Losses of preferences: of pairs of sequences."""
+PREFERENCE: Final = REFERENCED | UNPAIRED | {"preference_softmax_alone", "preference_rows_alone",
+                                             "preference_fused_alone", "preference_whole_alone", "preference_odds",
+                                             REWARDS}
+"""Losses of preferences: of pairs of sequences, or of KTO."""
 _EMPTY = Section(())
 
 

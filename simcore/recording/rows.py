@@ -19,8 +19,9 @@ from simcore.units import DTYPE_BYTES
 __all__ = ["ADAPTER_BACKWARD_BEGIN", "ADAPTER_BACKWARD_END", "ADAPTER_FORWARD_BEGIN", "ADAPTER_FORWARD_END",
            "CATEGORY_OF_PHASE", "COMPUTE_STREAM", "FP32_BACKWARD_BEGIN", "FP32_BACKWARD_END", "FP32_FORWARD_BEGIN",
            "FP32_FORWARD_END", "GRADIENTS_BEGIN", "GRAD_HIDDEN", "HIDDEN", "HOST_DRAINS", "HOST_STOPS",
-           "INNER_BACKWARD_BEGIN", "INNER_BACKWARD_END", "INNER_FORWARD_BEGIN", "INNER_FORWARD_END", "MODEL_END",
-           "OUTPUTS_COPIED", "OUTPUTS_DROPPED", "RECOMPUTE_BEGIN", "RECOMPUTE_END", "REFERENCE_BORDER", "STASH_BORDER",
+           "INNER_BACKWARD_BEGIN", "INNER_BACKWARD_END", "INNER_FORWARD_BEGIN", "INNER_FORWARD_END",
+           "MISMATCHED_BORDER", "MISMATCHED_REFERENCE", "MODEL_END", "OUTPUTS_COPIED", "OUTPUTS_DROPPED",
+           "RECOMPUTE_BEGIN", "RECOMPUTE_END", "REFERENCE_BORDER", "STASH_BORDER",
            "Kernel", "Op", "Param", "Recorder", "Row", "Section", "Step", "Storage", "Stream"]
 
 
@@ -122,6 +123,8 @@ FP32_FORWARD_BEGIN, FP32_FORWARD_END, FP32_BACKWARD_BEGIN, FP32_BACKWARD_END = 1
 """Marks where the hooks of a data-parallel unit run that is a module inside the layer with parameters in fp32."""
 OUTPUTS_COPIED, OUTPUTS_DROPPED = 18, 19
 """Marks inside a loss where outputs of all layers, which the model has returned, are copied in fp32, or dropped."""
+MISMATCHED_BORDER, MISMATCHED_REFERENCE = 20, 21
+"""Marks inside a loss where the model, or the reference, passes over completions of other prompts, without a graph."""
 HOST_STOPS = 31
 """Handle of a wait in which the host, not a stream, waits for the issued work, because it needs the device's result."""
 HOST_DRAINS = 30

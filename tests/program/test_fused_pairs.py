@@ -26,7 +26,7 @@ from simcore.program.record_layers import Workload
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Op, Param, Section
 
-SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 2,
+SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 2,
          "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 8192, "tie_word_embeddings": False}
 MANY, FEW = 32, 64
 """Bytes a token of what the probe keeps, and of what is not recorded one by one: labels, masks, statistics."""

@@ -28,6 +28,8 @@ _CAST_BACK: Final = "cast_back"
 _WIDENS: Final = "convert_embedding_modules_dtype"
 AUTOCAST_OPTIONS: Final[dict[str, tuple[Any, ...]]] = {"autocast": (None, True, False),
                                                        _KBIT: (True, False, _CAST_BACK), _WIDENS: (True, False)}
+_CASTS_TRAINED: Final = ("preference_softmax", "kto_softmax")
+"""Losses of LLaMA-Factory's trainers, which casts what trains alone to fp32, and no reference."""
 _OF_TOWER: Final = ("vision_tower", "projector")
 _UNSCALED: Final = "torch 2.13 torch/amp/grad_scaler.py unscale_"
 
@@ -145,8 +147,8 @@ def _check(job: Job, stored: str, *, casts: bool) -> None:
     if training.method == "qlora" and stored == job.compute and any(map(_squares, blocks)):
         raise job.not_yet("framework_options.autocast", "squares in fp32 before a packed linear, whose output in fp32 "
                           "makes the residual stream fp32 (bitsandbytes 0.50.2 nn/modules.py Linear4bit)")
-    if stored != job.compute and training.loss == "preference_softmax":  # LLaMA-Factory casts what trains alone
-        raise job.not_yet("training.precision.params", f"preference_softmax in full, of parameters in {stored} beside "
+    if stored != job.compute and training.loss in _CASTS_TRAINED:
+        raise job.not_yet("training.precision.params", f"{training.loss} in full, of parameters in {stored} beside "
                           f"a reference in {job.compute}")
     if stored != job.compute:
         job.one_of("training.loss", job.scenario.training.loss, ("auto", "hf", "hf_keep_logits", "liger", LM_HEAD,

@@ -38,7 +38,7 @@ from simcore.operators.shared.wide_losses import POLICY
 from simcore.placement.capabilities import ONE_STAGE, Capabilities
 from simcore.placement.framework import Framework, Optimizer, Rule
 from simcore.placement.job import Draft, Job, topology_of, value_problem
-from simcore.recording.layer import FUSED_PAIRS, PREFERENCE, REFERENCED
+from simcore.recording.layer import FUSED_PAIRS, PREFERENCE, REFERENCED, UNPAIRED
 from simcore.recording.number_formats import PackedWeights
 
 __all__ = ["IN_COMPUTE", "LOSSES", "VERSIONS", "options_of_stage", "packed_weights", "state_names", "zero_table"]
@@ -188,6 +188,8 @@ def _check_pairs(job: Draft, options: dict[str, Any]) -> None:
     if training.loss in FUSED_PAIRS:
         raise job.not_yet(at, f"{training.loss} under zero3, which gathers the head apart (TRL 1.16.0 trainer/utils.py "
                           "maybe_gather_lm_head_ctx)")
+    if training.loss in UNPAIRED:
+        raise job.not_yet(at, f"{training.loss} under zero3, whose engine passes twice in a step")
     if training.loss in REFERENCED and training.method != "full":
         raise job.not_yet(at, f"{training.loss} with adapters under zero3, whose engine passes twice in a step")
     if training.loss in REFERENCED and (_part(job, "params") or options.get("zero_hpz_partition_size")):

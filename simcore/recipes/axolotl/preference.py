@@ -1,8 +1,9 @@
-"""Training by preferences (`rl: dpo`, `ipo` and `orpo`): TRL's trainers, with axolotl's kernels of log-probabilities.
+"""Training by preferences (`rl: dpo`, `ipo`, `orpo`, `kto`): TRL's trainers, axolotl's kernels of log-probabilities.
 
 067b021c `core/builders/rl.py`; TRL 1.8.0 `trainer/dpo_trainer.py`, which makes the adapters itself, and
 `experimental/orpo/orpo_trainer.py`, which is given a model with adapters and has no reference. Both switch dropout off,
-and put chosen and rejected sequences of a microbatch into one forward. Nothing reads keys of Liger's losses: they are
+and put chosen and rejected sequences of a microbatch into one forward. `trainer/kto_trainer.py`: sequences are no
+pairs, and the model passes over completions of other prompts too. Nothing reads keys of Liger's losses: they are
 of a forward that is given labels.
 """
 
@@ -20,7 +21,8 @@ __all__ = ["CLASSIFIER", "read_rl", "write_preference"]
 CLASSIFIER: Final = "AutoModelForSequenceClassification"
 """Class of reward models (utils/schemas/validation.py set_reward_model_defaults)."""
 _ODDS: Final = "orpo"
-_PAIRS: Final = ("dpo", "ipo", _ODDS)
+_KTO: Final = "kto"
+_READ: Final = ("dpo", "ipo", _ODDS, _KTO)
 _BEFORE: Final = "precompute_ref_log_probs"
 _OF_RL: Final = ("trl.*", "rl_*", "dpo_*", "kto_*", "orpo_*", "ebft.*", "vllm.*")
 _TRAINER: Final = "TRL 1.8.0 trainer/dpo_trainer.py"
@@ -35,6 +37,12 @@ _ROWS: Final[tuple[Row, ...]] = (
     Idle(("rl_beta", "dpo_label_smoothing", "dpo_loss_weights", "trl.beta"), "numbers of the loss"),
     Idle(("trl.*", "rl_*", "kto_*", "orpo_*", "simpo_*", "cpo_*", "ebft.*", "vllm.*"), "of training by another rl"),
 )
+_ROWS_OF_KTO: Final[tuple[Row, ...]] = (
+    Off("rl_adapter_ref_model", "a reference model of its own beside adapters"),
+    Idle(("rl_beta", "trl.beta", "kto_*"), "numbers of the loss"),
+    Idle(("trl.*", "rl_*", "dpo_*", "orpo_*", "simpo_*", "cpo_*", "ebft.*", "vllm.*"), "of training by another rl"),
+    Idle((_BEFORE,), "given to DPO's trainer alone (core/trainers/dpo/__init__.py)"),
+)
 _ROWS_OF_ODDS: Final[tuple[Row, ...]] = (
     Idle(("orpo_alpha", "rl_beta", "trl.beta"), "numbers of the loss"),
     Idle(("trl.*", "rl_*", "dpo_*", "kto_*", "simpo_*", "cpo_*", "ebft.*", "vllm.*", _BEFORE),
@@ -48,7 +56,7 @@ def read_rl(reader: Reader, draft: Draft) -> None:
     _read_reward(reader, draft)
     if method is None:
         return
-    if method.value not in _PAIRS:
+    if method.value not in _READ:
         draft.refuse(method, f"training by {method.value}", always=True)
         draft.idle(reader.matching(*_OF_RL), f"settings of {method.value}")
         return
@@ -57,6 +65,9 @@ def read_rl(reader: Reader, draft: Draft) -> None:
     if packing:
         draft.fail(method.where, "`sample_packing: true` does not work with RLHF training (utils/schemas/validation.py "
                                  "check_sample_packing_w_rl)")
+    if method.value == _KTO and reader.look("remove_unused_columns") is not False:
+        draft.fail(method.where, "Set `remove_unused_columns: False` when using kto (utils/schemas/validation.py "
+                                 "check_kto_config)")
     kinds = reader.words("dpo_loss_type")
     if kinds is not None and method.value != "dpo":
         draft.use(kinds)
@@ -66,7 +77,7 @@ def read_rl(reader: Reader, draft: Draft) -> None:
         draft.refuse(kinds, "a loss of the chosen sequences beside that of pairs")
     else:
         draft.idle(kinds, "sums of one number a sequence")
-    read_rows(reader, draft, _ROWS_OF_ODDS if method.value == _ODDS else _ROWS)
+    read_rows(reader, draft, {_ODDS: _ROWS_OF_ODDS, _KTO: _ROWS_OF_KTO}.get(method.value, _ROWS))
     _read_before(reader, draft)
 
 
@@ -90,7 +101,7 @@ def _read_reward(reader: Reader, draft: Draft) -> None:
 
 def _read_before(reader: Reader, draft: Draft) -> None:
     """Refuses log-probabilities that are made before the first step beside a second model, which axolotl keeps."""
-    before = reader.flag(_BEFORE) if reader.look("rl") != _ODDS else None
+    before = reader.flag(_BEFORE) if reader.look("rl") not in (_ODDS, _KTO) else None
     if before is not None and before.value and reader.look("adapter") is None:
         draft.refuse(before, "log-probabilities of a second model that are there before the first step")
     elif before is not None and before.value:
@@ -102,7 +113,7 @@ def _read_before(reader: Reader, draft: Draft) -> None:
 def write_preference(reader: Reader, draft: Draft) -> None:
     """Writes what TRL's trainer makes of a recipe that is read for training by next tokens, if it asks for pairs."""
     reward = reader.look("reward_model") is True and reader.look("rl") is None
-    if reader.look("rl") not in _PAIRS and not reward:
+    if reader.look("rl") not in _READ and not reward:
         return
     training, where = draft.values.get("training", {}), reader.document.path
     if "loss" in training:
@@ -111,10 +122,12 @@ def write_preference(reader: Reader, draft: Draft) -> None:
         draft.fail(where, f"not yet: {_ADAPTERS}: false, which TRL's own adapters do not read")
     loss, told = (("rewards", "reward_model: one number for each sequence of a pair") if reward else
                   ("preference_odds", "rl: logits of pairs") if reader.look("rl") == _ODDS else
+                  ("kto_rows", "rl: logits of all passes") if reader.look("rl") == _KTO else
                   ("preference_rows_alone", "rl: logits of pairs, no reference") if reader.look(_BEFORE) else
                   ("preference_rows", "rl: logits of pairs, and of the reference"))
     draft.infer("training.loss", loss, told, source=_REWARDS if reward else _KERNELS, where=where)
-    double_batches(draft, where, f"{_TRAINER} DataCollatorForPreference")
+    if reader.look("rl") != _KTO or reward:
+        double_batches(draft, where, f"{_TRAINER} DataCollatorForPreference")
     if training.get("method", "full") == "full" and not reward:
         compute = training.get("precision", {}).get("compute")
         if draft.has_option("autocast") and reader.look("bf16") != "full" and (

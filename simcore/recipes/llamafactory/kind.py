@@ -12,7 +12,7 @@ __all__ = ["VERSION_1", "is_rewrite", "trains"]
 
 VERSION_1: Final = frozenset({"model_class", "dist_config", "peft_config", "train_dataset", "sample_backend"})
 """Keys of recipes of the rewrite, of which two or more stand beside `model`."""
-_STAGES: Final = ("pt", "sft", "dpo")
+_STAGES: Final = ("pt", "sft", "dpo", "kto")
 _MEGATRON: Final = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size",
                     "context_parallel_size", "recompute_granularity", "use_distributed_optimizer", "sequence_parallel",
                     "moe_token_dispatcher_type", "moe_grouped_gemm", "virtual_pipeline_model_parallel_size")

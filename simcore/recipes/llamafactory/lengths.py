@@ -25,7 +25,7 @@ _STEP: Final = 8
 def read_lengths(reader: Reader, draft: Draft, stage: str) -> None:
     """Writes the length of rows and the microbatch.
 
-    `stage`: pt, sft, or dpo, which never packs (`data/processor/pairwise.py`).
+    `stage`: pt, sft, or dpo or kto, which never pack (`data/processor/pairwise.py`, `feedback.py`).
     """
     limit, micro = reader.integer("cutoff_len"), reader.integer("per_device_train_batch_size")
     packing, neat = reader.flag("packing"), reader.flag("neat_packing")
@@ -40,7 +40,7 @@ def read_lengths(reader: Reader, draft: Draft, stage: str) -> None:
         return
     draft.idle(neat, "the default")
     size = limit.value if limit else 2048
-    packs = stage != "dpo" and (packing.value if packing is not None else stage == "pt")
+    packs = stage not in ("dpo", "kto") and (packing.value if packing is not None else stage == "pt")
     if packing is None:
         draft.release_default("packing", str(packs).lower(), _RELEASE, "hparams/parser.py: pt packs, sft does not")
     if packs and stage == "pt":

@@ -1,7 +1,8 @@
-"""Training by preferences (`stage: dpo`): LLaMA-Factory's own trainer over pairs of sequences.
+"""Training by preferences (`stage: dpo`, `kto`): LLaMA-Factory's own trainers.
 
 ff6d4d12 `train/dpo/trainer.py`: dropout is off, chosen and rejected sequences of a microbatch pass together, with
-adapters the reference is the model without them; ORPO and SimPO (`pref_loss`) have none.
+adapters the reference is the model without them; ORPO and SimPO (`pref_loss`) have none. `train/kto/trainer.py`: no
+pairs, but a further pass of each model over completions of other prompts.
 """
 
 from __future__ import annotations
@@ -18,17 +19,20 @@ __all__ = ["write_preference"]
 _RELEASE: Final = "LLaMA-Factory ff6d4d12"
 _TRAINER: Final = f"{_RELEASE} train/dpo/trainer.py"
 _ALONE: Final = ("orpo", "simpo")
-_NUMBERS: Final = Idle(("pref_beta", "pref_ftx", "pref_bco_weight", "simpo_gamma", "dpo_label_smoothing", "ld_alpha"),
-                       "numbers of the loss")
+_KTO: Final = "kto"
+_NUMBERS: Final = Idle(("pref_beta", "pref_ftx", "pref_bco_weight", "simpo_gamma", "dpo_label_smoothing", "ld_alpha",
+                        "kto_chosen_weight", "kto_rejected_weight"), "numbers of the loss")
 
 
 def write_preference(reader: Reader, draft: Draft, stage: str) -> None:
-    """Writes what the trainer of `stage`, if it is one of pairs, makes of a recipe that is read for next tokens."""
-    if stage != "dpo":
+    """Writes what the trainer of `stage`, if it is of preferences, makes of a recipe that is read for next tokens."""
+    if stage not in ("dpo", _KTO):
         return
     training, where = draft.values.get("training", {}), draft.path
     kind = reader.text("pref_loss")
-    if kind is not None and kind.value not in ("sigmoid", "hinge", "ipo", "kto_pair", *_ALONE):
+    if stage == _KTO:
+        draft.idle(kind, "of stage dpo")
+    elif kind is not None and kind.value not in ("sigmoid", "hinge", "ipo", "kto_pair", *_ALONE):
         draft.use(kind)
         draft.fail(kind.where, "pref_loss: expected sigmoid, hinge, ipo, kto_pair, orpo or simpo, got "
                                f"{kind.value} ({_RELEASE} hparams/finetuning_args.py)")
@@ -42,10 +46,15 @@ def write_preference(reader: Reader, draft: Draft, stage: str) -> None:
         draft.refuse(reader.take(key), "a reference model of its own")
     if reader.look("neat_packing"):
         draft.fail(where, f"`neat_packing` cannot be set as True except SFT ({_RELEASE} hparams/parser.py:423)")
+    read_rows(reader, draft, [_NUMBERS])
+    if stage == _KTO:
+        draft.infer("training.loss", "kto_softmax", "logits of all passes", where=where,
+                    source=f"{_RELEASE} train/kto/trainer.py forward")
+        turn_off_dropout(draft, where, f"{_RELEASE} train/kto/trainer.py: disable_dropout")
+        return
     alone = kind is not None and kind.value in _ALONE
     draft.infer("training.loss", "preference_softmax_alone" if alone else "preference_softmax",
                 "pref_loss: no reference" if alone else "logits of pairs, and of the reference", kind, where=where,
                 source=f"{_TRAINER} concatenated_forward")
     double_batches(draft, where, f"{_RELEASE} data/collator.py PairwiseDataCollatorWithPadding")
     turn_off_dropout(draft, where, f"{_TRAINER}: disable_dropout")
-    read_rows(reader, draft, [_NUMBERS])

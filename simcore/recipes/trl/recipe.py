@@ -33,7 +33,7 @@ from simcore.recipes.trl.grpo.lengths import read_lengths as read_lengths_of_ans
 from simcore.recipes.trl.grpo.recipe import begin_grpo, read_grpo, refuse_older
 from simcore.recipes.trl.grpo.without_effect import NAMES
 from simcore.recipes.trl.model import read_kernels, read_loss, read_model
-from simcore.recipes.trl.preference import GONE, fields_of_stage, read_pairs, write_pairs
+from simcore.recipes.trl.preference import fields_of_stage, gone_of, read_pairs, write_pairs
 from simcore.recipes.trl.releases import OLD, Release, older_names, read_older, release_of
 from simcore.recipes.trl.stages import GRPO, SFT, arguments_of, refuse_stage, stage_of
 from simcore.recipes.trl.without_effect import OF_SCRIPTS, WITHOUT_EFFECT
@@ -45,7 +45,7 @@ _OTHERS: Final = frozenset({"stage", "finetuning_type", "template", "cutoff_len"
 """Keys of recipes of other tools that also name their model by `model_name_or_path`."""
 
 
-_STARTS: Final = re.compile(r"\btrl\s+(?:sft|dpo|grpo|reward)\b|\b(?:sft|dpo|grpo|reward)\w*\.py\b")
+_STARTS: Final = re.compile(r"\btrl\s+(?:sft|dpo|grpo|kto|reward)\b|\b(?:sft|dpo|grpo|kto|reward)\w*\.py\b")
 _NAMES_FILE: Final = re.compile(r"--config[ =]")
 
 
@@ -65,7 +65,7 @@ def _of_document(files: Sequence[RecipeFile], script: Script, *, loose: bool) ->
     names = frozenset(map(str, script.document.data))
     draft = Draft("trl", file.path, script.answers)
     stage = stage_of(names, draft)
-    gone = frozenset() if stage in (SFT, GRPO) else GONE
+    gone = frozenset() if stage in (SFT, GRPO) else gone_of(stage)
     release = release_of(names, gone)
     reader = Reader(script.document, fields=_fields(stage), older=older_names(names))
     draft.infer("name", Path(file.path).stem, "the file's name")
@@ -115,8 +115,8 @@ def _read_stage(reader: Reader, draft: Draft, stage: str, launch: Launch, format
     (read_lengths if stage == SFT else read_lengths_of_pairs)(reader, draft, release)
     read_batches(reader, draft, launch)
     if stage != SFT:
-        write_pairs(reader, draft)
+        write_pairs(reader, draft, stage)
 
 
-FORMAT: Final = Format("trl", "TRL YAML (trl sft, dpo, grpo, reward)", _recognises, _read, WRITER, takes_launcher=True,
-                       repeats="f2cd5771 scripts/utils.py: yaml.safe_load")
+FORMAT: Final = Format("trl", "TRL YAML (trl sft, dpo, grpo, kto, reward)", _recognises, _read, WRITER,
+                       takes_launcher=True, repeats="f2cd5771 scripts/utils.py: yaml.safe_load")

@@ -15,17 +15,18 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.launch.trl import COMMANDS
 from simcore.recipes.reader import Reader
 
-__all__ = ["GRPO", "REWARD", "SFT", "arguments_of", "refuse_stage", "stage_of"]
+__all__ = ["GRPO", "KTO", "REWARD", "SFT", "arguments_of", "refuse_stage", "stage_of"]
 
 SFT: Final = "sft"
 GRPO: Final = "grpo"
 REWARD: Final = "reward"
-_READ: Final = (SFT, "dpo", REWARD, GRPO)
+KTO: Final = "kto"
+_READ: Final = (SFT, "dpo", REWARD, GRPO, KTO)
 _ARGUMENTS: Final[Mapping[str, tuple[str, ...]]] = {
     "rloo": ("rloo_k", "reward_clip_range", "normalize_advantages"),
     "gkd": ("teacher_model_name_or_path", "lmbda"),
     GRPO: ("num_generations", "reward_funcs", "max_completion_length", "reward_weights", "scale_rewards"),
-    "kto": ("desirable_weight", "undesirable_weight"),
+    KTO: ("desirable_weight", "undesirable_weight"),
     "dpo": ("beta", "max_prompt_length", "precompute_ref_log_probs", "rpo_alpha", "ref_model_name_or_path",
             "sync_ref_model", "reference_free", "f_divergence_type", "ld_alpha", "use_weighting", "loss_weights",
             "label_smoothing"),
@@ -34,7 +35,7 @@ _ARGUMENTS: Final[Mapping[str, tuple[str, ...]]] = {
 """Arguments that no configuration of `trl sft` has, by the training that has them; the first that fits is named."""
 _OTHERS: Final = ("orpo", "cpo", "simpo", "online_dpo", "xpo", "nash_md", "ppo", "gkd", "bco", "prm")
 """Trainings that no command starts any more."""
-_ALIKE: Final = ("dpo", "kto", REWARD, *_OTHERS)
+_ALIKE: Final = ("dpo", KTO, REWARD, *_OTHERS)
 """Trainings whose arguments a recipe may not tell apart."""
 _WORDS: Final = re.compile(rf"(?<![a-z])({'|'.join((*_OTHERS, *COMMANDS))})(?![a-z])")
 

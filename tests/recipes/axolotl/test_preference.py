@@ -40,6 +40,22 @@ def test_in_full_logits_come_out_in_fp32_under_mixed_precision(tmp_path: Path) -
     assert [one["framework_options"].get("autocast") for one in found] == [True, None]
 
 
+def test_kto_has_no_pairs_and_passes_over_completions_of_other_prompts(tmp_path: Path) -> None:
+    kto = DPO | {"rl": "kto", "remove_unused_columns": False, "kto_desirable_weight": 0.2}
+    training = imported(tmp_path, changed(RECIPE, **kto)).values["training"]
+    assert (training["loss"], training["micro_batch_size"], training["global_batch_size"], training["lora"]["dropout"]
+            ) == ("kto_rows", 2, 32, 0.0)
+    wrong = []
+    for keys, told in (({"remove_unused_columns": None}, "Set `remove_unused_columns: False`"),
+                       ({"sample_packing": True}, "sample_packing"), ({"dpo_loss_type": ["ipo"]}, "for DPO only")):
+        try:
+            imported(tmp_path, changed(RECIPE, **kto | keys)).expect_complete()
+            wrong.append((keys, "taken"))
+        except RankscopeError as error:
+            wrong += [(keys, str(error))] if told not in str(error) else []
+    assert not wrong
+
+
 REWARD = {"reward_model": True, "model_type": "AutoModelForSequenceClassification", "num_labels": 1}
 
 

@@ -282,7 +282,7 @@ def test_norms_and_tables_are_in_fp32_without_flash_attention(tmp_path: Path, ke
     ({"unfrozen_parameters": ["^lm_head.weight$"], "adapter": "lora", "lora_target_linear": True},
      "match no parameter: PEFT's begin with base_model.model."),
     ({"optimizer": "adopt_adamw"}, "the optimizer adopt_adamw"),
-    ({"rl": "kto"}, "training by kto"),
+    ({"rl": "simpo"}, "training by simpo"),
     ({"processor_type": "AutoProcessor"}, "a model with images or sound"),
     ({"plugins": ["axolotl.integrations.kernels.KernelsPlugin"]}, "the plugin KernelsPlugin"),
     ({"experts_implementation": "scattermoe"}, "experts by scattermoe"),
@@ -307,7 +307,7 @@ def test_what_cannot_be_followed_is_refused_by_its_key(tmp_path: Path, keys: dic
     assert told in str(caught.value)
 
 
-@pytest.mark.parametrize("keys", [{"expert_parallel_size": 4}, {"context_parallel_size": 2}, {"rl": "kto"}])
+@pytest.mark.parametrize("keys", [{"expert_parallel_size": 4}, {"context_parallel_size": 2}, {"rl": "simpo"}])
 def test_a_key_that_makes_it_another_layout_is_never_left_out(tmp_path: Path, keys: dict[str, Any]) -> None:
     (tmp_path / "mine.yaml").write_text(changed(RECIPE, **keys), encoding="utf-8")
     found = import_recipe([str(tmp_path / "mine.yaml")], Answers.of_options(4, None, "dgx-h100"), loose=True)

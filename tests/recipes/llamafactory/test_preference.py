@@ -30,12 +30,19 @@ def test_pairs_are_two_sequences_and_dropout_is_off() -> None:
         assert imported({**DPO, "pref_loss": kind}).values["training"]["loss"] == "preference_softmax_alone"
 
 
+def test_kto_has_no_pairs() -> None:
+    training = scenario({**DPO, "stage": "kto", "kto_chosen_weight": 1.0, "pref_beta": 0.1, "packing": True}).training
+    assert (training.loss, training.micro_batch_size, training.global_batch_size, training.lora.dropout) == (
+        "kto_softmax", 1, 64, 0.0)
+
+
 def test_what_else_its_trainer_does_is_refused() -> None:
     wrong = []
     for changed, told in (({"ref_model": "other"}, "a reference model of its own"),
                           ({"pref_loss": "sppo"}, "pref_loss: expected sigmoid"),
                           ({"neat_packing": True}, "except SFT"),
-                          ({"stage": "kto"}, "training by kto"), ({"stage": "rm"}, "training by rm")):
+                          ({"stage": "kto", "ref_model": "other"}, "a reference model of its own"),
+                          ({"stage": "rm"}, "training by rm")):
         found = refusal({**DPO, **changed})
         wrong += [] if told in found else [(changed, found)]
     assert not wrong

@@ -280,7 +280,7 @@ def test_a_hostile_value_is_told_at_its_line(hostile: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("values", "told"), [
-    (({**FULL, "stage": "kto"},), "not yet: stage: training by kto"),
+    (({**FULL, "stage": "ppo"},), "not yet: stage: training by ppo"),
     (({**FULL, "finetuning_type": "freeze", "freeze_trainable_layers": 2},), "a few layers that are trained"),
     (({**FULL, "do_train": None, "export_dir": "out"},), "not yet: export_dir: merging and export"),
     (({**FULL, "do_train": None},), "do_train is missing"),

@@ -84,6 +84,29 @@ def test_a_recipe_of_an_older_release_makes_whole_logits() -> None:
     assert not wrong
 
 
+def test_kto_has_no_pairs_and_needs_more_than_one_sequence() -> None:
+    kto = {**DPO, "desirable_weight": 1.0, "undesirable_weight": 1.0, "loss_type": "kto"}
+    training = scenario({**kto, "gradient_accumulation_steps": 4}).training
+    assert (training.loss, training.micro_batch_size, training.global_batch_size, training.lora.dropout) == (
+        "kto_fused", 2, 64, 0.0)
+    assert scenario({**kto, "precompute_ref_log_probs": True}).training.loss == "kto_fused_alone"
+    full = {key: value for key, value in kto.items() if not key.startswith("lora_")} | {"use_peft": False}
+    assert scenario({**full, "max_prompt_length": 256, "precompute_ref_log_probs": True}).training.loss == (
+        "kto_whole_alone")
+    wrong = []
+    for said, told in (({"loss_type": "apo_zero_unpaired"}, "without completions of other prompts"),
+                       ({"loss_type": "bco"}, "expected kto or apo_zero_unpaired"),
+                       ({"train_sampling_strategy": "random"}, "requires train_sampling_strategy='sequential'"),
+                       ({"max_prompt_length": 256}, "a second model beside adapters"),
+                       ({"label_smoothing": 0.1}, "label_smoothing")):
+        try:
+            imported({**kto, **said}).expect_complete()
+            wrong.append((said, "taken"))
+        except RankscopeError as error:
+            wrong += [(said, str(error))] if told not in str(error) else []
+    assert not wrong
+
+
 def test_a_reward_model_is_one_number_for_each_sequence_of_a_pair() -> None:
     reward = {**RECIPE, "center_rewards_coefficient": 0.01, "max_length": 512, "per_device_train_batch_size": 2,
               "pad_to_multiple_of": "auto"}

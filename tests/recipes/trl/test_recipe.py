@@ -332,12 +332,12 @@ def test_adapters_beside_a_packed_base_are_wider_in_an_older_recipe() -> None:
 
 @pytest.mark.parametrize(("said", "command"), [
     ({"num_generations": 8, "normalize_advantages": True}, "trl rloo"),
-    ({"desirable_weight": 1.0, "beta": 0.1}, "trl kto")])
+    ({"lmbda": 0.5, "beta": 0.1}, "trl gkd")])
 def test_other_trainings_than_sft_are_named(said: dict[str, Any], command: str) -> None:
     """Nothing else of such a recipe is complained about."""
     message = refusal({**RECIPE, **said})
     assert command in message
-    assert "read: `trl sft`, `trl dpo`, `trl reward`, `trl grpo`" in message
+    assert "read: `trl sft`, `trl dpo`, `trl reward`, `trl grpo`, `trl kto`" in message
     assert "unknown key" not in message
 
 

@@ -40,11 +40,13 @@ from typing import Final
 
 from simcore.operators.shared import aten
 from simcore.operators.shared.layer_borders import BEFORE, hidden_state, run_backward_of_loss
+from simcore.operators.shared.pairs.kto import kto_loss
+from simcore.operators.shared.pairs.log_probs import of_copied_rows, of_copied_softmax
 from simcore.operators.shared.pairs.pair_losses import loss_of_pairs, mean_logits
 from simcore.operators.shared.pairs.whole_pairs import whole_loss
 from simcore.operators.shared.wide_losses import scores
-from simcore.recording.layer import FUSED_PAIRS, REFERENCED, WHOLE_PAIRS, LayerWorkload, RecordedLayer
-from simcore.recording.rows import MODEL_END, REFERENCE_BORDER
+from simcore.recording.layer import FUSED_PAIRS, REFERENCED, UNPAIRED, WHOLE_PAIRS, LayerWorkload, RecordedLayer
+from simcore.recording.rows import MISMATCHED_REFERENCE, MODEL_END, REFERENCE_BORDER
 from simcore.recording.tape import HIDDEN, Kernel, Node, Section, Tape, Tensor
 
 __all__ = ["preference_loss", "rewards_loss"]
@@ -62,6 +64,8 @@ def preference_loss(tape: Tape, run: LayerWorkload, vocab: int, *, wide: bool) -
     """
     if run.loss in FUSED_PAIRS:
         return _fused_loss(tape, run)
+    if run.loss in UNPAIRED:
+        return kto_loss(tape, run, vocab, wide=wide)
     if run.loss in WHOLE_PAIRS:
         return whole_loss(tape, run, vocab, wide=wide)
     wide = wide or run.loss not in _ROWS
@@ -86,13 +90,23 @@ def preference_loss(tape: Tape, run: LayerWorkload, vocab: int, *, wide: bool) -
 
 
 def _fused_loss(tape: Tape, run: LayerWorkload) -> RecordedLayer:
-    """Recording of the loss of what the head has made of each token, see [Note: fused pairs]."""
+    """Recording of the loss of what the head has made of each token, see [Note: fused pairs].
+
+    Under no_grad nothing is left of what it has made.
+    """
     scores = tape.external((), "fp32", HIDDEN, BEFORE)
+    if run.no_grad:
+        del scores
+        return RecordedLayer(tape.cut(), Section(()))
     scores.node = Node() if run.input_requires_grad else None
     leaf = scores.node
     tape.mark(MODEL_END)
     given: Tensor | None = None
     if run.loss in REFERENCED:
+        if run.loss in UNPAIRED:
+            tape.mark(MISMATCHED_REFERENCE)
+            given = tape.external((), "fp32", HIDDEN, BEFORE)
+            del given
         tape.mark(REFERENCE_BORDER)
         given = tape.external((), "fp32", HIDDEN, BEFORE)
     loss = loss_of_pairs(tape, scores)
@@ -168,56 +182,4 @@ def _log_probs(tape: Tape, run: LayerWorkload, logits: Tensor) -> Tensor:
     """Log-probability of the label of each position but the last, [b x (s - 1)]."""
     if run.loss == _FLASH:
         return scores(tape, logits)
-    return _of_rows(tape, logits) if run.loss in _ROWS else _of_softmax(tape, logits)
-
-
-def _of_softmax(tape: Tape, logits: Tensor) -> Tensor:
-    """Those of a log-softmax in fp32, see [Note: log-softmax of logits]."""
-    shape, rows = logits.shape, (logits.shape[0], logits.shape[1] - 1, logits.shape[2])
-    count = rows[0] * rows[1]
-
-    def whole(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:
-        return [aten.new(tape, shape, "fp32", "grad_slice", size)]
-
-    def backward(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:
-        _zeros = aten.new(tape, rows, "fp32", "grad_gather")
-        return [aten.new(tape, rows, "fp32", "grad_log_softmax", 2 * size, Kernel.LOSS)]
-
-    sliced = tape.node((logits,), (), whole)
-    answers = aten.new(tape, rows, "fp32", "logits_of_answers", logits.nbytes, Kernel.COPY)
-    answers.node, size = sliced, answers.nbytes
-    labels = aten.new(tape, (count,), "int64", "labels_of_answers", 8 * count)
-    node = tape.node((answers,), (labels,), backward)
-    softmax = aten.new(tape, rows, "fp32", "log_softmax", size, Kernel.LOSS)
-    tape.save(node, softmax)
-    del answers, labels
-    found = aten.new(tape, (count,), "fp32", "log_probs", 8 * count)
-    del softmax
-    found.node = node
-    return found
-
-
-def _of_rows(tape: Tape, logits: Tensor) -> Tensor:
-    """Those of a copy of the rows, see [Note: rows of logits]."""
-    shape, dtype = logits.shape, logits.dtype
-    rows = (shape[0] * (shape[1] - 1), shape[2])
-
-    def whole(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:
-        return [aten.new(tape, shape, dtype, "grad_slice", copied)]
-
-    def backward(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:
-        return [aten.new(tape, rows, dtype, "grad_rows", copied, Kernel.LOSS)]
-
-    sliced = tape.node((logits,), (), whole)
-    answers = aten.new(tape, rows, dtype, "logits_of_answers", logits.nbytes, Kernel.COPY)
-    answers.node, copied = sliced, answers.nbytes
-    labels = aten.new(tape, rows[:1], "int64", "labels_of_answers", 8 * rows[0])
-    node = tape.node((answers,), (answers, labels), backward)
-    found = aten.new(tape, rows[:1], "fp32", "log_probs", copied, Kernel.LOSS)
-    lse = aten.new(tape, rows[:1], "fp32", "log_sum_exp")
-    tape.save(node, lse)
-    del answers, labels, lse
-    if dtype != "fp32":
-        found = aten.cast(tape, found, dtype)
-    found.node = node
-    return found
+    return (of_copied_rows if run.loss in _ROWS else of_copied_softmax)(tape, logits)
