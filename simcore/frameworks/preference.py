@@ -10,7 +10,7 @@ from simcore.models.blocks import Head
 from simcore.models.saved import ORIGINAL
 from simcore.operators.shared.features import features
 from simcore.placement.job import Draft
-from simcore.recording.layer import FUSED_PAIRS, PREFERENCE, REFERENCED, REWARDS, WHOLE_PAIRS
+from simcore.recording.layer import FUSED_PAIRS, KEPT_REFERENCED, PREFERENCE, REFERENCED, REWARDS, WHOLE_PAIRS
 
 __all__ = ["check_preference"]
 
@@ -28,7 +28,8 @@ def check_preference(job: Draft, options: Mapping[str, Any], *, second: bool) ->
     training = job.scenario.training
     if training.loss not in PREFERENCE:
         return
-    _check_pairs(job)
+    if training.loss != KEPT_REFERENCED:
+        _check_pairs(job)
     _check_fused(job)
     beside = training.loss in REFERENCED
     for refused, key, what in (
@@ -55,7 +56,7 @@ def check_preference(job: Draft, options: Mapping[str, Any], *, second: bool) ->
         told = "a second model" if training.method == "full" else "the model with its adapters off"
         job.note("reference model", f"{told}, in a pass without a graph before the loss",
                  f"{_RULE} _compute_loss, LLaMA-Factory ff6d4d12 train/dpo/trainer.py compute_reference_log_probs")
-    if training.loss != REWARDS:
+    if training.loss not in (REWARDS, KEPT_REFERENCED):
         job.note("answers", "all tokens of a sequence but its first", f"{_RULE} _compute_loss: completion_mask")
 
 

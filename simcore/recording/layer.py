@@ -11,15 +11,21 @@ from simcore.recording.offload_groups import ModuleGroups
 from simcore.recording.options import NO_OPTIONS, ImplementationOptions
 from simcore.recording.tape import Param, Section
 
-__all__ = ["FUSED_PAIRS", "INPUT_STAYS", "PREFERENCE", "REFERENCED", "REWARDS", "SAVED_LEAVES", "WHOLE_PAIRS",
-           "LayerWorkload", "RecordedLayer"]
+__all__ = ["FUSED_PAIRS", "INPUT_STAYS", "KEPT", "KEPT_ALONE", "KEPT_ENTROPY", "KEPT_REFERENCED", "PREFERENCE",
+           "REFERENCED", "REWARDS", "SAVED_LEAVES", "WHOLE_PAIRS", "LayerWorkload", "RecordedLayer"]
 
 INPUT_STAYS: Final = "full, its input stays"
 """Name of the checkpointing of a layer whose input stays on the device where those of others wait on the host."""
 SAVED_LEAVES: Final = "none, saved tensors leave"
 """Name of the checkpointing of a layer whose saved tensors wait on the host until its backward."""
-REFERENCED: Final = frozenset({"preference_rows", "preference_softmax", "preference_fused", "preference_whole"})
-"""Losses of preferences inside which a reference model passes (`REFERENCE_BORDER`)."""
+KEPT_ENTROPY: Final = "kept_logits_entropy"
+KEPT_REFERENCED: Final = "kept_logits_reference"
+KEPT_ALONE: Final = ("kept_logits", KEPT_ENTROPY)
+KEPT: Final = (*KEPT_ALONE, KEPT_REFERENCED)
+"""Losses of GRPO of a model that returns logits of a sequence's last tokens: with an entropy, beside a reference."""
+REFERENCED: Final = frozenset({"preference_rows", "preference_softmax", "preference_fused", "preference_whole",
+                               KEPT_REFERENCED})
+"""Losses inside which a reference model passes (`REFERENCE_BORDER`)."""
 REWARDS: Final = "rewards"
 """Loss of a number for each sequence of a pair."""
 FUSED_PAIRS: Final = ("preference_fused", "preference_fused_alone")
@@ -28,7 +34,7 @@ WHOLE_PAIRS: Final = ("preference_whole", "preference_whole_alone")
 """Losses of preferences of a model that returns whole logits and the outputs of all layers."""
 PREFERENCE: Final = REFERENCED | {"preference_softmax_alone", "preference_rows_alone", "preference_fused_alone",
                                   "preference_whole_alone", "preference_odds", REWARDS}
-"""Losses of preferences: of pairs of sequences."""
+"""Losses of preferences, of pairs of sequences, and others inside which a reference model passes."""
 _EMPTY = Section(())
 
 

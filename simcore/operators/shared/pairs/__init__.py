@@ -3,5 +3,6 @@
 Input: the head's output, logits or scores of tokens.
 Output: a recorded loss. Start: `preference.preference_loss`.
 
-`whole_pairs`: the loss of TRL 0.24.0; `pair_losses`: what these share behind the log-probabilities.
+`whole_pairs`: the loss of TRL 0.24.0; `pair_losses`: what these share behind the log-probabilities; `label_scores`:
+these, sequence by sequence; `kept_logits`: GRPO of TRL, which scores a sequence's last tokens so.
 """
