@@ -300,8 +300,8 @@ class Training(Block):
                   "flash_padded", "flash_fp32", "fused_linear", "fused_lm_head", "log_probs", "top_k", "values",
                   "fused_log_probs", "preference_rows", "preference_rows_alone", "preference_odds",
                   "preference_softmax", "preference_softmax_alone", "preference_fused", "preference_fused_alone",
-                  "preference_whole", "preference_whole_alone", "rewards", "kept_logits", "kept_logits_entropy",
-                  "kept_logits_reference"] = Field(
+                  "preference_whole", "preference_whole_alone", "rewards", "kept_logits", "kept_logits_once",
+                  "kept_logits_entropy", "kept_logits_reference"] = Field(
         default="auto", description="Whose loss code runs"
     )
     scored_tokens: Length | None = Field(

@@ -11,8 +11,8 @@ from simcore.recording.offload_groups import ModuleGroups
 from simcore.recording.options import NO_OPTIONS, ImplementationOptions
 from simcore.recording.tape import Param, Section
 
-__all__ = ["FUSED_PAIRS", "INPUT_STAYS", "KEPT", "KEPT_ALONE", "KEPT_ENTROPY", "KEPT_REFERENCED", "PREFERENCE",
-           "REFERENCED", "REWARDS", "SAVED_LEAVES", "WHOLE_PAIRS", "LayerWorkload", "RecordedLayer"]
+__all__ = ["FUSED_PAIRS", "INPUT_STAYS", "KEPT", "KEPT_ALONE", "KEPT_ENTROPY", "KEPT_ONCE", "KEPT_REFERENCED",
+           "PREFERENCE", "REFERENCED", "REWARDS", "SAVED_LEAVES", "WHOLE_PAIRS", "LayerWorkload", "RecordedLayer"]
 
 INPUT_STAYS: Final = "full, its input stays"
 """Name of the checkpointing of a layer whose input stays on the device where those of others wait on the host."""
@@ -20,9 +20,10 @@ SAVED_LEAVES: Final = "none, saved tensors leave"
 """Name of the checkpointing of a layer whose saved tensors wait on the host until its backward."""
 KEPT_ENTROPY: Final = "kept_logits_entropy"
 KEPT_REFERENCED: Final = "kept_logits_reference"
-KEPT_ALONE: Final = ("kept_logits", KEPT_ENTROPY)
+KEPT_ONCE: Final = "kept_logits_once"
+KEPT_ALONE: Final = ("kept_logits", KEPT_ONCE, KEPT_ENTROPY)
 KEPT: Final = (*KEPT_ALONE, KEPT_REFERENCED)
-"""Losses of GRPO of a model that returns logits of a sequence's last tokens: with an entropy, beside a reference."""
+"""Losses of GRPO of a model that returns logits of a sequence's last tokens: cut once, with an entropy, beside a reference."""
 REFERENCED: Final = frozenset({"preference_rows", "preference_softmax", "preference_fused", "preference_whole",
                                KEPT_REFERENCED})
 """Losses inside which a reference model passes (`REFERENCE_BORDER`)."""

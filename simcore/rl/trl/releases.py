@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from simcore.operators.hf.chunked import LM_HEAD
-from simcore.recording.layer import KEPT_ALONE, KEPT_ENTROPY, KEPT_REFERENCED
+from simcore.recording.layer import KEPT_ALONE, KEPT_ENTROPY, KEPT_ONCE, KEPT_REFERENCED
 
 __all__ = ["NEWEST", "Release", "release_of"]
 
@@ -61,7 +61,7 @@ class Release:
 _RELEASES: Final[Mapping[str, Release]] = {release.name: release for release in (
     Release(name="0.18.0", loss=_KEPT, refers_within=True, corrects=False, sleeps=0, limits=False, by_generation=False,
             splits=False),
-    Release(name="0.19.1", loss=_KEPT, corrects=False, sleeps=0, by_generation=False, splits=False),
+    Release(name="0.19.1", loss=KEPT_ONCE, corrects=False, sleeps=0, by_generation=False, splits=False),
     Release(name="0.24.0", loss=KEPT_ENTROPY, sleeps=1),
     Release(name="0.27.2", loss=KEPT_ENTROPY),
     Release(name=NEWEST, loss=LM_HEAD, packs=True))}

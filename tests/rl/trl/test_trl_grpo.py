@@ -148,18 +148,19 @@ OLD: Final = {"0.18.0": True, "0.19.1": True, "0.24.0": False, "0.27.2": False}
 
 
 def test_older_releases_have_whole_logits_and_other_phases() -> None:
-    """0.18 passes through the reference model beside a microbatch's graph, later ones before; logits take memory."""
-    newest, found = stepped(rl={"reference": "device"}), {}
+    """0.18 passes through the reference model beside a microbatch's graph, later ones before it."""
+    found = {}
     for version, on_policy in OLD.items():
         report = found[version] = stepped(rl={"version": version, "reference": "device", "on_policy_ratio": on_policy})
         named = [phase.phase for phase in report.phases]
         assert named == ["refit", "generation", *["logprob"] * (not on_policy), *["reference"] * (version != "0.18.0"),
                          "training"]
-        assert owned(report, "training", "policy") > owned(newest, "training", "policy")
         assert owned(report, "training", "reference policy") == WHOLE
         for phase in report.phases:
             assert sum(phase.by_category.values()) == sum(phase.by_owner.values()) == phase.device_bytes
-    assert owned(found["0.18.0"], "training", "policy") > owned(found["0.19.1"], "training", "policy")
+    within, before = ({phase.phase: phase for phase in found[version].phases} for version in ("0.18.0", "0.19.1"))
+    assert within["training"].seconds == pytest.approx(before["training"].seconds + before["reference"].seconds, rel=.05)
+    assert within["training"].device_bytes == pytest.approx(before["training"].device_bytes, rel=.01)  # counted once
     assert owned(found["0.24.0"], "training", "policy") == owned(found["0.27.2"], "training", "policy")
 
 
@@ -167,7 +168,7 @@ def test_older_releases_send_a_server_one_parameter_after_the_other() -> None:
     report = stepped(generation={"colocated": False}, rl={"version": "0.24.0"})
     sent = [row for row in report.ranks[0].traffic if row.collective == "broadcast" and row.phase == "refit"]
     assert sum(row.payload_bytes for row in sent) == WHOLE
-    assert sum(row.num_calls for row in sent) > 20
+    assert sum(row.calls for row in sent) > 20
     assert owned(report, "refit", "refit") < owned(stepped(generation={"colocated": False}), "refit", "refit")
 
 

@@ -17,7 +17,7 @@ from simcore.operators.shared import aten
 from simcore.operators.shared.layer_borders import BEFORE, hidden_state, run_backward_of_loss
 from simcore.operators.shared.pairs.label_scores import log_probs
 from simcore.operators.shared.pairs.pair_losses import loss_of_pairs
-from simcore.recording.layer import KEPT_ENTROPY, KEPT_REFERENCED, LayerWorkload, RecordedLayer
+from simcore.recording.layer import KEPT_ENTROPY, KEPT_ONCE, KEPT_REFERENCED, LayerWorkload, RecordedLayer
 from simcore.recording.rows import MODEL_END, REFERENCE_BORDER
 from simcore.recording.tape import HIDDEN, Kernel, Section, Tape, Tensor
 
@@ -75,15 +75,18 @@ def _scored(tape: Tape, run: LayerWorkload, logits: list[Tensor], *, wide: bool)
     if wide:
         logits.append(aten.cast(tape, logits[0], "fp32"))
         del logits[0]
-    divided = _divided(tape, logits)
+    divided = _divided(tape, logits, once=run.loss == KEPT_ONCE)
     found = log_probs(tape, divided)
     if run.loss == KEPT_ENTROPY:
         _entropy(tape, divided)
     return found
 
 
-def _divided(tape: Tape, given: list[Tensor]) -> Tensor:
-    """`logits[:, :-1][:, -n:] / temperature`: a new tensor; the gradient passes through zeros of each view's base."""
+def _divided(tape: Tape, given: list[Tensor], *, once: bool) -> Tensor:
+    """`logits[:, :-1][:, -n:] / temperature`: a new tensor; the gradient passes through zeros of each view's base.
+
+    `once`: without the second of both views, as in 0.19.1.
+    """
     logits = given.pop()
     whole, dtype = logits.shape, logits.dtype
     shape, size = (whole[0], whole[1] - 1, whole[2]), logits.nbytes
@@ -99,7 +102,7 @@ def _divided(tape: Tape, given: list[Tensor]) -> Tensor:
 
     most = Tensor(logits.storage, shape, dtype, tape.node((logits,), (), to_whole))
     del logits
-    answers = Tensor(most.storage, shape, dtype, tape.node((most,), (), to_most))
+    answers = most if once else Tensor(most.storage, shape, dtype, tape.node((most,), (), to_most))
     del most
     out = aten.new(tape, shape, dtype, "divided_logits", size)
     out.node = tape.node((answers,), (), quotient)
