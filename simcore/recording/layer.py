@@ -23,7 +23,10 @@ KEPT_REFERENCED: Final = "kept_logits_reference"
 KEPT_ONCE: Final = "kept_logits_once"
 KEPT_ALONE: Final = ("kept_logits", KEPT_ONCE, KEPT_ENTROPY)
 KEPT: Final = (*KEPT_ALONE, KEPT_REFERENCED)
-"""Losses of GRPO of a model that returns logits of a sequence's last tokens: cut once, with an entropy, beside a reference."""
+"""Losses of GRPO of a model that returns logits of a sequence's last tokens.
+
+These are cut once, with an entropy, or beside a reference model.
+"""
 REFERENCED: Final = frozenset({"preference_rows", "preference_softmax", "preference_fused", "preference_whole",
                                KEPT_REFERENCED})
 """Losses inside which a reference model passes (`REFERENCE_BORDER`)."""
