@@ -38,7 +38,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 
 FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 UNKNOWN, NAMED = {"unk_token": "w0"}, {"pad_token": "<pad>", "eos_token": "<eos>"}
-SEED, DRAWN, OF_STEPS = 20261201, 16, 12
+SEED, DRAWN, OF_STEPS = 20261201, 16, 5
 
 
 def tokenizer(vocab: int) -> PreTrainedTokenizerFast:
