@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 from simcore.errors import IllegalLayout, InputError, Problem
+from simcore.frameworks.trl_releases import Release, release_of
 from simcore.hardware.topology import Link
 from simcore.inputs.generation import Generation, Rl
 from simcore.inputs.scenario import Scenario
@@ -27,7 +28,6 @@ from simcore.rl.trl.amounts import Amounts, amounts_of
 from simcore.rl.trl.checks import TRANSFORMERS, check
 from simcore.rl.trl.policy import generating, held_of, summons_of, whole_bytes, without
 from simcore.rl.trl.reference import reference_of
-from simcore.rl.trl.releases import Release, release_of
 from simcore.rl.trl.step import Turn, server_step, trl_step
 from simcore.rl.trl.sync import packed, synced, tensors_of
 from simcore.simulation.simulation import Simulation, legal_simulation, placed_simulation

@@ -7,11 +7,11 @@ from typing import Final
 
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.frameworks.registry import asked_adapter, framework_adapter, known_frameworks
+from simcore.frameworks.trl_releases import release_of
 from simcore.inputs.generation import Generation, Rl
 from simcore.inputs.scenario import Scenario
 from simcore.rl.trl.amounts import Amounts
 from simcore.rl.trl.policy import summons_of
-from simcore.rl.trl.releases import release_of
 
 __all__ = ["KEYS", "TRANSFORMERS", "check"]
 

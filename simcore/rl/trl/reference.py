@@ -17,11 +17,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from simcore.frameworks.trl_releases import release_of
 from simcore.inputs.generation import Rl
 from simcore.inputs.scenario import Scenario
 from simcore.placement.plan import Plan
 from simcore.rl.trl.policy import Held, summons_of, whole_bytes
-from simcore.rl.trl.releases import release_of
 from simcore.simulation.simulation import Simulation
 from simcore.units import dtype_bytes
 

@@ -14,10 +14,10 @@ import pytest
 
 from checkout import ROOT
 from recipes.trl.test_recipe import RECIPE, imported
+from simcore.frameworks.trl_releases import release_of
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import Scenario, parse_scenario
 from simcore.rl.trl.amounts import amounts_of
-from simcore.rl.trl.releases import release_of
 from simcore.simulate import check
 
 TRUTH: list[dict[str, Any]] = json.loads((ROOT / "tests/truth/trl_grpo/steps-trl-1.16.0.json").read_text(

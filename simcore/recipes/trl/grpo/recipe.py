@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from simcore.frameworks.trl_releases import NEWEST
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import read_rows
@@ -12,7 +13,6 @@ from simcore.recipes.trl.grpo.batches import Generated, read_generated
 from simcore.recipes.trl.grpo.generation import read_generation
 from simcore.recipes.trl.grpo.releases import OLDEST_NAMES, Turn
 from simcore.recipes.trl.grpo.without_effect import WITHOUT_EFFECT
-from simcore.rl.trl.releases import NEWEST
 
 __all__ = ["begin_grpo", "read_grpo", "refuse_oldest"]
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from simcore.frameworks.trl_releases import Release as Step
+from simcore.frameworks.trl_releases import release_of
 from simcore.recipes.trl.releases import MIDDLE, NEWEST, Release
 from simcore.recipes.trl.without_effect import OF_REWARDS
-from simcore.rl.trl.releases import Release as Step
-from simcore.rl.trl.releases import release_of
 
 __all__ = ["OLDER_NAMES", "OLDEST_NAMES", "Turn", "turn_of"]
 
