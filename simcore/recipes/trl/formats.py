@@ -9,7 +9,7 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.accelerate import Launch
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader, Taken
-from simcore.recipes.trl.releases import Release, note_norms
+from simcore.recipes.trl.grpo.defaults import Release, note_norms
 
 __all__ = ["Formats", "read_formats", "write_formats"]
 

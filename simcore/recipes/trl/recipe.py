@@ -29,13 +29,13 @@ from simcore.recipes.trl.batches import read_lengths, read_lengths_of_pairs
 from simcore.recipes.trl.checkpointing import read_checkpointing
 from simcore.recipes.trl.formats import Formats, read_formats, write_formats
 from simcore.recipes.trl.grpo.batches import read_micro
+from simcore.recipes.trl.grpo.defaults import OLD, Release, older_names, read_older, release_of
 from simcore.recipes.trl.grpo.lengths import read_lengths as read_lengths_of_answers
 from simcore.recipes.trl.grpo.recipe import begin_grpo, read_grpo, refuse_oldest
 from simcore.recipes.trl.grpo.releases import OLDER_NAMES, Turn, turn_of
 from simcore.recipes.trl.grpo.without_effect import NAMES
 from simcore.recipes.trl.model import read_kernels, read_loss, read_model
 from simcore.recipes.trl.preference import GONE, fields_of_stage, read_pairs, write_pairs
-from simcore.recipes.trl.releases import OLD, Release, older_names, read_older, release_of
 from simcore.recipes.trl.stages import GRPO, SFT, arguments_of, refuse_stage, stage_of
 from simcore.recipes.trl.without_effect import OF_SCRIPTS, WITHOUT_EFFECT
 from simcore.recipes.trl.written import WRITER

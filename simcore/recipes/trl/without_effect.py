@@ -6,15 +6,10 @@ from typing import Final
 
 from simcore.recipes.huggingface.without_effect import TRAINER
 from simcore.recipes.rows import Idle, Row
+from simcore.recipes.trl.grpo.releases import OF_REWARDS
 
-__all__ = ["OF_REWARDS", "OF_SCRIPTS", "WITHOUT_EFFECT"]
+__all__ = ["OF_SCRIPTS", "WITHOUT_EFFECT"]
 
-OF_REWARDS: Final = frozenset({
-    "dataset_prompt_column", "cosine_min_value_wrong", "cosine_max_value_wrong", "cosine_min_value_correct",
-    "cosine_max_value_correct", "cosine_max_len", "repetition_n_grams", "repetition_max_penalty", "code_language",
-    "code_eval_test_batch_size", "code_eval_scoring_mode", "parallel_code_exec_per_proc", "code_provider",
-    "ioi_provider", "e2b_router_url", "morph_router_url", "max_completion_len", "soft_punish_cache"})
-"""Arguments of GRPO that open-r1's script adds: its prompts, and functions that give rewards (GRPOScriptArguments)."""
 OF_SCRIPTS: Final = frozenset({
     "dataset_mixture", "dataset_mixer", "dataset_splits", "dataset_configs", "chat_template", "system_prompt",
     "benchmarks", "callbacks", "hub_model_revision", "overwrite_hub_revision", "push_to_hub_revision",

@@ -13,10 +13,9 @@ from typing import Final
 
 from simcore.frameworks.trl_releases import Release as Step
 from simcore.frameworks.trl_releases import release_of
-from simcore.recipes.trl.releases import MIDDLE, NEWEST, Release
-from simcore.recipes.trl.without_effect import OF_REWARDS
+from simcore.recipes.trl.grpo.defaults import MIDDLE, NEWEST, Release
 
-__all__ = ["OLDER_NAMES", "OLDEST_NAMES", "Turn", "turn_of"]
+__all__ = ["OF_REWARDS", "OLDER_NAMES", "OLDEST_NAMES", "Turn", "turn_of"]
 
 OLDER_NAMES: Final = frozenset({
     "max_prompt_length", "vllm_guided_decoding_regex", "use_liger_loss", "wandb_log_unique_prompts"})
@@ -33,6 +32,12 @@ _OF_0_20: Final = frozenset({
     "use_transformers_paged", "importance_sampling_level", "top_entropy_quantile", "vllm_model_impl",
     "vllm_enable_sleep_mode", "vllm_importance_sampling_correction", "vllm_importance_sampling_cap"})
 _OF_0_19: Final = frozenset({"generation_kwargs"})
+OF_REWARDS: Final = frozenset({
+    "dataset_prompt_column", "cosine_min_value_wrong", "cosine_max_value_wrong", "cosine_min_value_correct",
+    "cosine_max_value_correct", "cosine_max_len", "repetition_n_grams", "repetition_max_penalty", "code_language",
+    "code_eval_test_batch_size", "code_eval_scoring_mode", "parallel_code_exec_per_proc", "code_provider",
+    "ioi_provider", "e2b_router_url", "morph_router_url", "max_completion_len", "soft_punish_cache"})
+"""Arguments of GRPO that open-r1's script adds: its prompts, and functions that give rewards (GRPOScriptArguments)."""
 _OF_OPEN_R1: Final = frozenset({
     *OF_REWARDS, "system_prompt", "dataset_mixture", "benchmarks", "callbacks", "hub_model_revision",
     "overwrite_hub_revision", "push_to_hub_revision", "wandb_entity", "wandb_project", "wandb_run_group"})
