@@ -8,6 +8,6 @@ table, hooks, versions, options, what it serves). In a package: `ADAPTERS` of `<
 
 `fsdp2`: PyTorch `fully_shard` and HSDP. `fsdp1`: FullyShardedDataParallel. `ddp`: DistributedDataParallel.
 `deepspeed`: ZeRO-1, 2, 3. `megatron`: Megatron-Core and Bridge. `megatron_fsdp`: Megatron-FSDP. `automodel`: NeMo
-Automodel. `common`: what several of them share. What layers themselves allocate is in `operators/`; the
-vocabulary of a table is in `placement/framework.py`.
+Automodel. `common`: what several of them share. `trl_releases`: what releases of TRL do otherwise in GRPO. What layers
+themselves allocate is in `operators/`; the vocabulary of a table is in `placement/framework.py`.
 """

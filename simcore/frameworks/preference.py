@@ -10,7 +10,15 @@ from simcore.models.blocks import Head
 from simcore.models.saved import ORIGINAL
 from simcore.operators.shared.features import features
 from simcore.placement.job import Draft
-from simcore.recording.layer import FUSED_PAIRS, PREFERENCE, REFERENCED, REWARDS, UNPAIRED, WHOLE_PAIRS
+from simcore.recording.layer import (
+    FUSED_PAIRS,
+    KEPT_REFERENCED,
+    PREFERENCE,
+    REFERENCED,
+    REWARDS,
+    UNPAIRED,
+    WHOLE_PAIRS,
+)
 
 __all__ = ["check_preference"]
 
@@ -29,7 +37,8 @@ def check_preference(job: Draft, options: Mapping[str, Any], *, second: bool) ->
     training = job.scenario.training
     if training.loss not in PREFERENCE:
         return
-    (_check_batch if training.loss in UNPAIRED else _check_pairs)(job)
+    if training.loss != KEPT_REFERENCED:
+        (_check_batch if training.loss in UNPAIRED else _check_pairs)(job)
     _check_fused(job)
     beside = training.loss in REFERENCED
     for refused, key, what in (
@@ -68,7 +77,7 @@ def _note(job: Draft, *, beside: bool) -> None:
         job.note("mismatched completions", "as long as the sequences themselves, in a pass of the model without a graph"
                  f"{' and one of the reference' * beside}", f"TRL 1.16.0 {_KTO} _compute_kl_logps, LLaMA-Factory "
                  "ff6d4d12 train/kto/trainer.py concatenated_forward")
-    if training.loss != REWARDS:
+    if training.loss not in (REWARDS, KEPT_REFERENCED):
         job.note("answers", "all tokens of a sequence but its first", f"{_RULE} _compute_loss: completion_mask")
 
 

@@ -1,10 +1,11 @@
-"""Tokens that a loss scores, where it is made of their hidden states alone: TRL's head."""
+"""Tokens that a loss scores, where it is made of their hidden states or logits alone: GRPO of TRL."""
 
 from __future__ import annotations
 
 from simcore.errors import InputError, Problem
 from simcore.operators.hf.chunked import LM_HEAD
 from simcore.placement.job import Job
+from simcore.recording.layer import KEPT
 
 __all__ = ["check_scored"]
 
@@ -12,17 +13,19 @@ __all__ = ["check_scored"]
 def check_scored(job: Job) -> None:
     """InputError for scored tokens that are not read, or are more than there are; NotYet for layouts of the head."""
     training, where, mesh = job.scenario.training, job.scenario.where("training", "scored_tokens"), job.mesh
-    if training.loss != LM_HEAD:
+    if training.loss not in (LM_HEAD, *KEPT):
         if training.scored_tokens is not None:
-            raise InputError(Problem(where, f"scored_tokens: changes nothing but with loss: {LM_HEAD}"))
+            raise InputError(Problem(where, f"scored_tokens: changes nothing but with loss: {LM_HEAD} or "
+                                                f"{', '.join(KEPT)}"))
         return
     if training.scored_tokens is not None and training.scored_tokens >= training.seq_len:
         raise InputError(Problem(where, f"scored_tokens: expected fewer than the {training.seq_len:,} tokens of a "
                                         f"sequence, of which the first is not scored, got {training.scored_tokens:,}"))
     for wrong, key, what in (
-            (job.graph.implementation != "hf", "training.loss", f"{LM_HEAD} of {job.graph.implementation} layers"),
-            (mesh.tp > 1, "mesh.tp", f"{LM_HEAD} of a head that tensor parallelism splits"),
-            (mesh.cp > 1, "mesh.cp", f"{LM_HEAD} of sequences that ranks share"),
-            (training.lengths != "fixed", "training.lengths", f"{LM_HEAD} of packed or drawn lengths")):
+            (job.graph.implementation != "hf", "training.loss", f"{training.loss} of "
+             f"{job.graph.implementation} layers"),
+            (mesh.tp > 1, "mesh.tp", f"{training.loss} of a head that tensor parallelism splits"),
+            (mesh.cp > 1, "mesh.cp", f"{training.loss} of sequences that ranks share"),
+            (training.lengths != "fixed", "training.lengths", f"{training.loss} of packed or drawn lengths")):
         if wrong:
             raise job.not_yet(key, what)

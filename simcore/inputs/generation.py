@@ -105,6 +105,9 @@ class Rl(Block):
     trainer: Literal["nemo_rl", "verl", "trl", "openrlhf"] = Field(
         default="nemo_rl", description="Whose code runs the step"
     )
+    version: Literal["auto", "0.18.0", "0.19.1", "0.24.0", "0.27.2", "1.16.0"] = Field(
+        default="auto", description="Release of TRL; auto: 1.16.0"
+    )
     prompts: Annotated[int, Field(ge=1, le=PROMPTS)] = Field(description="Prompts per step")
     generations: Annotated[int, Field(ge=1, le=GENERATIONS)] = Field(description="Generations per prompt")
     logprob_batch_size: Sequences = Field(default=1, description="Sequences per rank of one log-probability pass")

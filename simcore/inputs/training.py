@@ -302,7 +302,8 @@ class Training(Block):
                   "preference_rows", "preference_rows_alone", "preference_odds", "preference_softmax",
                   "preference_softmax_alone", "preference_fused", "preference_fused_alone", "preference_whole",
                   "preference_whole_alone", "preference_fp32", "rewards", "kto_fused", "kto_fused_alone", "kto_whole",
-                  "kto_whole_alone", "kto_rows", "kto_softmax"] = Field(
+                  "kto_whole_alone", "kto_rows", "kto_softmax", "kept_logits", "kept_logits_once",
+                  "kept_logits_entropy", "kept_logits_reference"] = Field(
         default="auto", description="Whose loss code runs"
     )
     scored_tokens: Length | None = Field(

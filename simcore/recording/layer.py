@@ -11,8 +11,9 @@ from simcore.recording.offload_groups import ModuleGroups
 from simcore.recording.options import NO_OPTIONS, ImplementationOptions
 from simcore.recording.tape import Param, Section
 
-__all__ = ["AHEAD", "FUSED_PAIRS", "INPUT_STAYS", "PREFERENCE", "REFERENCED", "REWARDS", "SAVED_LEAVES", "UNPAIRED",
-           "WHOLE_PAIRS", "LayerWorkload", "RecordedLayer"]
+__all__ = ["AHEAD", "FUSED_PAIRS", "INPUT_STAYS", "KEPT", "KEPT_ALONE", "KEPT_ENTROPY", "KEPT_ONCE", "KEPT_REFERENCED",
+           "PREFERENCE", "REFERENCED", "REWARDS", "SAVED_LEAVES", "UNPAIRED", "WHOLE_PAIRS", "LayerWorkload",
+           "RecordedLayer"]
 
 INPUT_STAYS: Final = "full, its input stays"
 """Name of the checkpointing of a layer whose input stays on the device where those of others wait on the host."""
@@ -22,9 +23,18 @@ AHEAD: Final = frozenset({"kto_fused", "kto_fused_alone", "kto_whole", "kto_whol
 """Losses of KTO before whose forward the model passes over completions of other prompts."""
 UNPAIRED: Final = AHEAD | {"kto_softmax"}
 """Losses of KTO: of sequences that are wanted or not, no two of them a pair."""
+KEPT_ENTROPY: Final = "kept_logits_entropy"
+KEPT_REFERENCED: Final = "kept_logits_reference"
+KEPT_ONCE: Final = "kept_logits_once"
+KEPT_ALONE: Final = ("kept_logits", KEPT_ONCE, KEPT_ENTROPY)
+KEPT: Final = (*KEPT_ALONE, KEPT_REFERENCED)
+"""Losses of GRPO of a model that returns logits of a sequence's last tokens.
+
+These are cut once, with an entropy, or beside a reference model.
+"""
 REFERENCED: Final = frozenset({"preference_rows", "preference_softmax", "preference_fused", "preference_whole",
-                               "preference_fp32", "kto_fused", "kto_whole", "kto_rows", "kto_softmax"})
-"""Losses of preferences inside which a reference model passes (`REFERENCE_BORDER`)."""
+                               "preference_fp32", "kto_fused", "kto_whole", "kto_rows", "kto_softmax", KEPT_REFERENCED})
+"""Losses inside which a reference model passes (`REFERENCE_BORDER`)."""
 REWARDS: Final = "rewards"
 """Loss of a number for each sequence of a pair."""
 FUSED_PAIRS: Final = ("preference_fused", "preference_fused_alone", "kto_fused", "kto_fused_alone")
@@ -34,7 +44,7 @@ WHOLE_PAIRS: Final = ("preference_whole", "preference_whole_alone")
 PREFERENCE: Final = REFERENCED | UNPAIRED | {"preference_softmax_alone", "preference_rows_alone",
                                              "preference_fused_alone", "preference_whole_alone", "preference_odds",
                                              REWARDS}
-"""Losses of preferences: of pairs of sequences, or of KTO."""
+"""Losses of preferences: of pairs of sequences or of KTO, and GRPO's inside which a reference passes."""
 _EMPTY = Section(())
 
 

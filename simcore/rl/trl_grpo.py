@@ -12,10 +12,10 @@ from functools import partial
 from typing import Any, Final
 
 from simcore.errors import IllegalLayout, InputError, Problem
+from simcore.frameworks.trl_releases import Release, release_of
 from simcore.hardware.topology import Link
 from simcore.inputs.generation import Generation, Rl
 from simcore.inputs.scenario import Scenario
-from simcore.operators.hf.chunked import LM_HEAD
 from simcore.placement.job import topology_of
 from simcore.results.report import Assumption, Report, TrafficRow
 from simcore.rl.generating import generate_ns, rounds_of, sent_by_engine, told_of_lengths
@@ -26,10 +26,10 @@ from simcore.rl.step.traffic import EVERY_AXIS, PACKED, Sent, of_copies, of_pass
 from simcore.rl.time import Batch
 from simcore.rl.trl.amounts import Amounts, amounts_of
 from simcore.rl.trl.checks import TRANSFORMERS, check
-from simcore.rl.trl.policy import generating, held_of, summons_of, whole_bytes
+from simcore.rl.trl.policy import generating, held_of, summons_of, whole_bytes, without
 from simcore.rl.trl.reference import reference_of
 from simcore.rl.trl.step import Turn, server_step, trl_step
-from simcore.rl.trl.sync import PACKED_BYTES, synced
+from simcore.rl.trl.sync import packed, synced, tensors_of
 from simcore.simulation.simulation import Simulation, legal_simulation, placed_simulation
 from simcore.simulation.step import Request, check_step, training_step
 from simcore.vllm.engine import Engine
@@ -37,7 +37,7 @@ from simcore.vllm.workload import assumptions, engine_of, serving
 
 __all__ = ["grpo", "legal"]
 
-_SOURCE: Final = "TRL 1.16.0 trainer/grpo_trainer.py"
+_SOURCE: Final = "trainer/grpo_trainer.py"
 _UTILIZATION: Final = {True: 0.3, False: 0.9}
 """Shares of memory: vllm_gpu_memory_utilization (`trainer/grpo_config.py`), and a server's (vLLM's default)."""
 _MOST_TOKENS: Final = 4096
@@ -54,18 +54,29 @@ class _Asked:
     amounts: Amounts
 
     @property
+    def release(self) -> Release:
+        """Release of TRL that runs the step."""
+        return release_of(self.rl.version)
+
+    @property
+    def aligned(self) -> bool:
+        """True if the policy's own pass is left out but to correct vLLM's."""
+        return not self.release.needs_scores(self.amounts.batch, self.amounts.generated, self.rl.epochs)
+
+    @property
     def trained(self) -> Scenario:
         """Scenario of an optimizer step."""
-        return self._training(global_batch_size=self.amounts.batch)
+        return self._training(global_batch_size=self.amounts.batch,
+                              loss=self.release.loss_beside(reference=self.rl.reference != "none"))
 
     @property
     def passing(self) -> Scenario:
         """Scenario of passes over all that is generated at once."""
-        return self._training(global_batch_size=self.amounts.generated, recompute="none")
+        return self._training(global_batch_size=self.amounts.generated, recompute="none", loss=self.release.loss)
 
     def _training(self, **changed: Any) -> Scenario:
         training = self.scenario.training.model_copy(update={
-            "loss": LM_HEAD, "scored_tokens": self.amounts.new, **changed})
+            "scored_tokens": self.amounts.new, **changed})
         return self.scenario.model_copy(update={"workload": "train", "rl": None, "generation": None,
                                                 "training": training})
 
@@ -102,8 +113,10 @@ def grpo(scenario: Scenario, request: Request) -> Report:
     num = simulation.job.scenario.num_microbatches
     step_ns = round((trained.time.step_s if trained.time else 0.0) * 1e9)
     held = held_of(trained, forward, simulation, (amounts.cycles * forward.total_ns(num), amounts.steps * step_ns))
-    plans = placed_simulation(asked.trained).plans
-    references = [reference_of(scenario, rl, one, plan, simulation) for one, plan in zip(held, plans, strict=True)]
+    references = [reference_of(scenario, rl, one, plan, simulation)
+                  for one, plan in zip(held, simulation.plans, strict=True)]
+    held = [without(one, reference.rest) if reference is not None and reference.within else one
+            for one, reference in zip(held, references, strict=True)]
     turn, engine_rows, broadcast = _turn(asked, simulation, request)
     journals = [trl_step(one, reference, turn, simulation.topology)
                 for one, reference in zip(held, references, strict=True)]
@@ -115,7 +128,8 @@ def grpo(scenario: Scenario, request: Request) -> Report:
     batch = Batch(amounts.steps, amounts.sequences, amounts.sequences // rl.generations,
                   rl.mean_tokens or scenario.training.seq_len)
     laid = Laid(scenario, trained, tuple(journals), tuple(sent), simulation, batch,
-                *_served(asked, turn, journals, engine_rows), source="TRL 1.16.0, see simcore/rl/trl/step.py")
+                *_served(asked, turn, journals, engine_rows),
+                source=f"TRL {asked.release.name}, see simcore/rl/trl/step.py")
     report = phase_report(laid, list(_told(asked, turn)))
     if turn.engine is None:
         return report
@@ -125,7 +139,8 @@ def grpo(scenario: Scenario, request: Request) -> Report:
 
 def _scored(passed: Sequence[TrafficRow], turn: Turn, rl: Rl, cycles: int) -> Iterator[TrafficRow]:
     """Rows of the passes of the policy, and of the reference model, as far as the step has them."""
-    for phase, made in (("logprob", turn.scores), ("reference", rl.reference != "none")):
+    refers = rl.reference != "none" and not release_of(rl.version).refers_within
+    for phase, made in (("logprob", turn.scores), ("reference", refers)):
         if made:
             yield from of_passes(of_steps(passed, cycles), phase)
 
@@ -144,9 +159,11 @@ def _served(asked: _Asked, turn: Turn, journals: Sequence[Journal],
 def _engine(asked: _Asked) -> Engine:
     """Engine of vLLM as the trainer starts it, or of a server that it is told of."""
     scenario, given = asked.scenario, asked.generation
-    colocated, most = given.colocated, asked.amounts.per_rank * given.tp
+    colocated, amounts = given.colocated, asked.amounts
+    each = amounts.per_rank if asked.release.by_generation else amounts.batch * amounts.per_rank // amounts.generated
+    most = {"max_num_batched_tokens": _MOST_TOKENS} if asked.release.limits else {}
     usual = {"gpu_memory_utilization": _UTILIZATION[colocated], "sleep_level": 0,
-             **({"max_num_batched_tokens": _MOST_TOKENS, "max_num_seqs": most} if colocated else {})}
+             **({**most, "max_num_seqs": each * given.tp} if colocated else {})}
     told = given.model_copy(update={name: value for name, value in usual.items()
                                     if name not in given.model_fields_set})
     engine = engine_of(scenario, told, topology_of(scenario), "library" if colocated else "server")
@@ -165,7 +182,7 @@ def _turn(asked: _Asked, simulation: Simulation,
           request: Request) -> tuple[Turn, tuple[TrafficRow, ...], list[Sent]]:
     """Turn of a step, rows that an engine's ranks send, and the broadcasts of a server."""
     scenario, amounts, rl = asked.scenario, asked.amounts, asked.rl
-    scores = not rl.on_policy_ratio and not (asked.generation.engine == TRANSFORMERS and _is_aligned(asked))
+    scores = not rl.on_policy_ratio and not (asked.generation.engine == TRANSFORMERS and asked.aligned)
     if asked.generation.engine == TRANSFORMERS:
         gathers = summons_of(scenario).whole_as and rl.gather_for_generation
         own = generating(asked.trained, amounts, whole_bytes(simulation) if gathers else 0, timed=request.timed)
@@ -179,19 +196,16 @@ def _turn(asked: _Asked, simulation: Simulation,
     lengths = replace(engine, max_model_len=scenario.training.seq_len)
     rounds = rounds_of(lengths, rl, -(-amounts.generated // engines))
     link = _link(scenario, engine)
-    broadcast = list(_broadcast(scenario, engine, weights.total))
+    sizes = tensors_of(plan)
+    broadcast = list(_broadcast(scenario, engine, packed(weights.total) if asked.release.packs else sizes))
     rate = simulation.topology.device.memory_bandwidth.si * simulation.topology.efficiency.kernels.copy_.memory.si
     moved = round((weights.total + engine.weight_bytes * engine.tp) / rate * 1e9)
     ns = generate_ns(lengths, rl, rounds, link)
     turn = Turn(amounts.cycles, ns, scores, engine, weights=weights, moved_ns=moved,
-                broadcast_ns=sum(one.ns for one in broadcast))
+                broadcast_ns=sum(one.ns for one in broadcast), packs=asked.release.packs)
     sent = [replace(one, num_calls=one.num_calls * amounts.cycles)
             for one in sent_by_engine(lengths, rl, rounds, link)]
     return turn, rows(sent), broadcast
-
-
-def _is_aligned(asked: _Asked) -> bool:
-    return asked.amounts.batch % (asked.amounts.generated * asked.rl.epochs) == 0
 
 
 def _occupied(scenario: Scenario, simulation: Simulation) -> int:
@@ -212,21 +226,20 @@ def _link(scenario: Scenario, engine: Engine) -> Link:
     return engine.topology.link(engine.tp, 1, size)
 
 
-def _broadcast(scenario: Scenario, engine: Engine, num_bytes: int) -> Iterator[Sent]:
-    """Broadcasts of all weights from rank 0 to a server's ranks; none on shared GPUs."""
+def _broadcast(scenario: Scenario, engine: Engine, sizes: Sequence[tuple[int, int]]) -> Iterator[Sent]:
+    """Broadcasts of all weights from rank 0 to a server's ranks, (bytes, number) of each; none on shared GPUs."""
     if engine.generation.colocated:
         return
     size = 1 + engine.generation.engines * engine.tp
-    full, last = divmod(num_bytes, PACKED_BYTES)
     link = engine.topology.link(size, 1, scenario.world_size - 1 + size)
-    for number, num_calls in ((PACKED_BYTES, full), (last, 1)):
+    for number, num_calls in sizes:
         yield Sent("broadcast", EVERY_AXIS, size, link, "refit", PACKED, number, num_calls)
 
 
 # ---- what is assumed -------------------------------------------------------------------------------------------------
 def _told(asked: _Asked, turn: Turn) -> Iterator[Assumption]:
     scenario, rl, amounts = asked.scenario, asked.rl, asked.amounts
-    note = partial(Assumption, source=_SOURCE)
+    note = partial(Assumption, source=f"TRL {asked.release.name} {_SOURCE}")
     yield note(what="tokens that the loss scores", value=f"{amounts.new:,} of each sequence; a few numbers of 4 bytes "
                "for each of them, and the loss of these, are not counted", kind="assumed")
     yield note(what="answers", value=f"every batch has an answer of {amounts.new:,} tokens, to which all are padded",

@@ -19,7 +19,7 @@ from simcore.models.blocks import Attention, GatedDeltaNet, Mamba2, Mixer, Mlp, 
 from simcore.models.tensor import TensorSpec
 from simcore.operators.hf.chunked import LM_HEAD
 from simcore.placement.job import Draft, Job
-from simcore.recording.layer import PREFERENCE
+from simcore.recording.layer import KEPT_ALONE, PREFERENCE
 
 __all__ = ["AUTOCAST_OPTIONS", "Mixed", "is_widened", "mixed_of", "stays_wide"]
 
@@ -152,4 +152,4 @@ def _check(job: Job, stored: str, *, casts: bool) -> None:
                           f"a reference in {job.compute}")
     if stored != job.compute:
         job.one_of("training.loss", job.scenario.training.loss, ("auto", "hf", "hf_keep_logits", "liger", LM_HEAD,
-                                                                 *sorted(PREFERENCE)))
+                                                                 *KEPT_ALONE, *sorted(PREFERENCE)))

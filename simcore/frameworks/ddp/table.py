@@ -68,7 +68,7 @@ from simcore.placement.capabilities import ONE_STAGE, PLAIN_TORCH, Capabilities
 from simcore.placement.framework import Framework, Rule, TensorPolicy, UpdateTime
 from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Partial, Placements, TensorLayout
-from simcore.recording.layer import PREFERENCE
+from simcore.recording.layer import KEPT, KEPT_ALONE, PREFERENCE
 from simcore.recording.number_formats import PackedWeights
 
 __all__ = ["VERSIONS", "options_around", "table"]
@@ -106,7 +106,7 @@ CAPABILITIES: Final = Capabilities(
     axes=("dp_replicate",),
     axes_refusal=("DistributedDataParallel replicates: its ranks are dp_replicate", RULE),
     offload=("activations",), fixed={**PLAIN_TORCH, **ONE_STAGE}, no_capacity=_transformers.NO_CAPACITY)
-LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", "chunked", LM_HEAD, "log_probs",
+LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", "chunked", LM_HEAD, *KEPT_ALONE, "log_probs",
                  *sorted(PREFERENCE))
 
 
@@ -242,7 +242,7 @@ def _layer_options(job: Draft, options: dict[str, Any], mixed: Mixed) -> HfOptio
         embeddings_require_grad=_transformers.replayed(job) or asks_for_gradient(job, options),
         patches_require_grad=_transformers.asks_patches(job, options),
         autocast=mixed.autocast, wide_tower=mixed.casts_back and job.graph.architecture.has_tower,
-        hidden=mixed.stream if mixed.autocast else "",
+        hidden=mixed.stream if mixed.autocast else "", wide_logits=job.scenario.training.loss in KEPT,
         compile=bool(options.get("compile")) and bool(options.get(TUNE_OPTION)),
         has_outlier_threshold=options.get(THRESHOLD_OPTION) != 0, unsloth=fast_layers(job, options))
 

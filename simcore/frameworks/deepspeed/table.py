@@ -38,7 +38,7 @@ from simcore.operators.shared.wide_losses import POLICY
 from simcore.placement.capabilities import ONE_STAGE, Capabilities
 from simcore.placement.framework import Framework, Optimizer, Rule
 from simcore.placement.job import Draft, Job, topology_of, value_problem
-from simcore.recording.layer import FUSED_PAIRS, PREFERENCE, REFERENCED, UNPAIRED
+from simcore.recording.layer import FUSED_PAIRS, KEPT_ALONE, PREFERENCE, REFERENCED, UNPAIRED
 from simcore.recording.number_formats import PackedWeights
 
 __all__ = ["IN_COMPUTE", "LOSSES", "VERSIONS", "options_of_stage", "packed_weights", "state_names", "zero_table"]
@@ -58,8 +58,8 @@ CAPABILITIES: Final = Capabilities(
 IN_COMPUTE: Final = ("training.precision.params", "training.precision.main_grads", "training.precision.grad_reduce",
                       "training.lora.dtype")
 """Keys that can say nothing but the compute dtype."""
-LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", LM_HEAD, "flash_fp32", *POLICY, "values",
-                  *sorted(PREFERENCE))
+LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", LM_HEAD, *KEPT_ALONE, "flash_fp32", *POLICY, "values",
+                 *sorted(PREFERENCE))
 _OF_ALL: Final[dict[str, tuple[Any, ...]]] = {
     "reduce_bucket_size": (None, "auto", int),
     "allgather_bucket_size": (None, int),

@@ -42,6 +42,7 @@ from simcore.placement.capabilities import ONE_STAGE, PLAIN_TORCH, Capabilities
 from simcore.placement.framework import Framework, Rule, TensorPolicy, Unit, UpdateTime
 from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Flat, Partial, Placements, TensorLayout
+from simcore.recording.layer import KEPT, KEPT_ALONE
 from simcore.recording.number_formats import PackedWeights
 from simcore.recording.options import ImplementationOptions
 
@@ -90,7 +91,7 @@ _STAGES: Final = {"pp": ("Combining FSDP with pipeline parallelism is not suppor
                          "transformers 5.23 distributed/configuration_utils.py:188; accelerate 1.15.0 "
                          "parallelism_config.py has no such axis")}
 SPLIT: Final = replace(CAPABILITIES, axes=("dp_replicate", "dp_shard", "cp"))
-LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", LM_HEAD, *OF_POLICIES)
+LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", LM_HEAD, *KEPT_ALONE, *OF_POLICIES)
 WITHIN: Final[dict[str, ShardingStrategy]] = {"FULL_SHARD": "FULL_SHARD", "HYBRID_SHARD": "FULL_SHARD",
                                       "SHARD_GRAD_OP": "SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2": "SHARD_GRAD_OP",
                                       "NO_SHARD": "NO_SHARD"}
@@ -138,6 +139,8 @@ def _layer_options(job: Draft, options: dict[str, Any]) -> ImplementationOptions
     made = TRAINERS[job.graph.implementation].layer_options(job, options)
     if job.graph.architecture.has_tower:
         made = around_tower(job, made, options)
+    if isinstance(made, HfOptions):
+        made = replace(made, wide_logits=job.scenario.training.loss in KEPT)
     if options.get("wrap") != _ADAPTERS:
         return made
     assert isinstance(made, HfOptions)

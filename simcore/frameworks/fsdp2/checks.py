@@ -20,6 +20,7 @@ from simcore.models.vision_blocks import VisionPart
 from simcore.placement.capabilities import ALL_AXES, PLAIN_TORCH, Capabilities
 from simcore.placement.framework import Unit
 from simcore.placement.job import Draft, Job
+from simcore.recording.layer import KEPT_ALONE
 
 __all__ = ["FRONT", "OUTSIDE", "RULE", "TAIL", "axes_of", "check", "check_last_backward", "check_shared", "check_units",
            "is_separate"]
@@ -31,7 +32,7 @@ _STAGES = ("Combining FSDP with pipeline parallelism is not supported yet; witho
            "pipeline_parallel.py:262 and :283; accelerate 1.15.0 parallelism_config.py has no such axis")
 RULE = "torch 2.13 torch/distributed/fsdp/_fully_shard/_fsdp_init.py"
 _LOG_PROBS = "log_probs"
-OUTSIDE = (_LOG_PROBS, *OF_POLICIES)
+OUTSIDE = (_LOG_PROBS, *KEPT_ALONE, *OF_POLICIES)
 """Losses whose last part the trainer computes from the model's output, when the root has been resharded."""
 
 

@@ -38,6 +38,7 @@ from simcore.operators.hf.families import has_wide_inputs
 from simcore.operators.hf.options import HfOptions
 from simcore.placement.framework import Framework, Optimizer, Unit
 from simcore.placement.job import Draft, Job
+from simcore.recording.layer import KEPT
 from simcore.recording.options import ImplementationOptions
 
 __all__ = ["VERSIONS", "in_fp8", "table"]
@@ -136,7 +137,7 @@ def _cast_stream(job: Draft, options: ImplementationOptions) -> ImplementationOp
     if not isinstance(options, HfOptions):  # others refuse residuals in fp32
         return options
     return replace(ringed(job, options), casts_stream=any(map(has_wide_inputs, job.graph.kinds)),
-                   casts_tower=job.graph.architecture.has_tower)
+                   casts_tower=job.graph.architecture.has_tower, wide_logits=job.scenario.training.loss in KEPT)
 
 
 def _note_defaults(job: Draft, options: dict[str, object]) -> None:

@@ -7,6 +7,7 @@ from typing import Final
 
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Head, LayerKind
+from simcore.operators.hf.autocast import is_autocast
 from simcore.operators.hf.chunked import FUSED, LM_HEAD, chunked_loss, fused_head, fused_lm_head
 from simcore.operators.hf.families import norm
 from simcore.operators.hf.layers import linear
@@ -18,7 +19,8 @@ from simcore.operators.shared import aten
 from simcore.operators.shared.dtensor import gather_last
 from simcore.operators.shared.layer_borders import leave_waiting, nothing, simple_part
 from simcore.operators.shared.logits import changes_logits, finished_logits
-from simcore.recording.layer import FUSED_PAIRS, LayerWorkload, RecordedLayer
+from simcore.operators.shared.pairs.kept_logits import kept_rows
+from simcore.recording.layer import FUSED_PAIRS, KEPT, LayerWorkload, RecordedLayer
 from simcore.recording.tape import Tape, Tensor
 
 __all__ = ["VALUE_HEADS", "final_norm", "head"]
@@ -81,6 +83,8 @@ def _logits(tape: Tape, run: LayerWorkload, hidden: Tensor) -> Tensor:
 
     One that is the embedding's weight is whole where parts of matrices are plain tensors.
     """
+    if run.loss in KEPT:
+        hidden = kept_rows(tape, run, hidden, casts=is_autocast(run) and hidden.dtype != run.compute)
     logits = linear(tape, run, "", hidden)
     is_whole = run.params["weight"].tied and HfOptions.of(run.options).shards == "tensors"
     return logits if run.tp == 1 or is_whole else gather_last(tape, run, logits)

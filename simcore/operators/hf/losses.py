@@ -16,11 +16,12 @@ from simcore.operators.hf.layers import is_of_hub
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.shared import aten
 from simcore.operators.shared.layer_borders import BEFORE, hidden_state, run_backward_of_loss
+from simcore.operators.shared.pairs.kept_logits import kept_loss
 from simcore.operators.shared.pairs.preference import preference_loss, rewards_loss
 from simcore.operators.shared.top_k import TOP_K, top_k_loss
 from simcore.operators.shared.wide_losses import POLICY, WIDE, policy_loss, sum_of_rows, wide_loss
 from simcore.recording.kernel_shape import shape_of
-from simcore.recording.layer import PREFERENCE, REWARDS, LayerWorkload, RecordedLayer
+from simcore.recording.layer import KEPT, PREFERENCE, REWARDS, LayerWorkload, RecordedLayer
 from simcore.recording.tape import HIDDEN, Kernel, Node, Section, Tape, Tensor
 
 __all__ = ["EAGER", "PADDED", "cut_loss", "loss_of"]
@@ -84,6 +85,8 @@ def loss_of(tape: Tape, block: Loss, run: LayerWorkload) -> RecordedLayer:
         return policy_loss(tape, block.vocab, run)
     if run.loss == REWARDS:
         return rewards_loss(tape, run)
+    if run.loss in KEPT:
+        return kept_loss(tape, run, block.vocab, wide=block.upcast or HfOptions.of(run.options).wide_logits)
     if run.loss in PREFERENCE:
         return preference_loss(tape, run, block.vocab, wide=block.upcast or is_autocast(run))
     if run.loss == "values":

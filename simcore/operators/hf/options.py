@@ -57,6 +57,7 @@ class HfOptions(ImplementationOptions):
     (llm_int8_threshold above 0). `wide_outputs`: FSDP2's hook casts what each layer puts out to fp32, and what the next
     is given back to the compute dtype. `checkpoints_parts`: norms, attention and MLP of a layer are checkpoints of
     their own. `wide_sdpa`: torch's attention is given query, key and value in fp32 (Gemma 4 under Automodel).
+    `wide_logits`: accelerate casts the logits that the model returns to fp32 (convert_outputs_to_fp32).
     `casts_tower`: FSDP2's hooks cast images, and the rotary tables of each layer of a vision tower. `wide_tower`: what
     is neither packed nor a norm of a vision tower is in fp32, and with it what its layers hand on. `sequences`: how
     context parallel ranks attend: by exchanges of parts of heads that are joined (`parts`), of heads that are copied
@@ -89,6 +90,7 @@ class HfOptions(ImplementationOptions):
     checkpoints_parts: bool = False
     wide_sdpa: bool = False
     casts_tower: bool = False
+    wide_logits: bool = False
     wide_tower: bool = False
     sequences: SharedSequences = "parts"
     keeps_rows: bool = False

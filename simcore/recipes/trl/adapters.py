@@ -18,7 +18,7 @@ from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Row, Says, read_rows
 from simcore.recipes.trl.formats import Formats
-from simcore.recipes.trl.releases import Release
+from simcore.recipes.trl.grpo.defaults import Release
 
 __all__ = ["read_method"]
 

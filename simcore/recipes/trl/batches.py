@@ -13,7 +13,7 @@ from typing import Final
 from simcore.recipes.data_sets import ask_for_longest
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
-from simcore.recipes.trl.releases import NEWEST, Release
+from simcore.recipes.trl.grpo.defaults import NEWEST, Release
 
 __all__ = ["read_lengths", "read_lengths_of_pairs"]
 

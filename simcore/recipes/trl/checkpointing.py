@@ -8,7 +8,7 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.accelerate import Launch
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, Off, read_rows
-from simcore.recipes.trl.releases import Release
+from simcore.recipes.trl.grpo.defaults import Release
 
 __all__ = ["read_checkpointing"]
 

@@ -9,7 +9,7 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.accelerate import Launch
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader, Taken
-from simcore.recipes.trl.releases import Release, note_norms
+from simcore.recipes.trl.grpo.defaults import Release, note_norms
 
 __all__ = ["Formats", "read_formats", "write_formats"]
 
@@ -35,8 +35,11 @@ class Formats:
         return self.mixed or self.stored
 
 
-def read_formats(reader: Reader, draft: Draft, launch: Launch) -> Formats:
-    """Reads `dtype`, `bf16` and `fp16`; without the latter two TRL takes bf16, whatever the launcher says."""
+def read_formats(reader: Reader, draft: Draft, launch: Launch, release: Release) -> Formats:
+    """Reads `dtype`, `bf16` and `fp16`; without the latter two TRL takes bf16, whatever the launcher says.
+
+    GRPO of 0.18.0 takes what the launcher says.
+    """
     dtype, other = reader.text("model_init_kwargs.dtype"), reader.text("dtype")
     if dtype is not None:
         draft.idle(other, f"{dtype.key} goes before it (TRL 1.16.0 scripts/sft.py)")
@@ -46,7 +49,7 @@ def read_formats(reader: Reader, draft: Draft, launch: Launch) -> Formats:
     if dtype is not None and not stored:
         draft.fail(dtype.where, f"{dtype.key}: expected auto, bfloat16, float16 or float32, got {dtype.value!r}")
     fp16 = full is not None and full.value
-    bf16 = half.value if half is not None else not fp16
+    bf16 = half.value if half is not None else release.mixes and not fp16
     if fp16 and bf16:
         draft.fail(reader.document.path, "bf16 and fp16 are both asked for")
     mixed = "bf16" if bf16 else "fp16" if fp16 else ""

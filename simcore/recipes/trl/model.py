@@ -13,7 +13,7 @@ from simcore.recipes.huggingface.named_model import read_named_model, read_remot
 from simcore.recipes.huggingface.trainer import SWITCHES
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Row, Says, read_rows
-from simcore.recipes.trl.releases import Release
+from simcore.recipes.trl.grpo.defaults import Release
 
 __all__ = ["read_kernels", "read_loss", "read_model"]
 

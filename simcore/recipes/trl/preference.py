@@ -17,7 +17,7 @@ from simcore.recipes.huggingface.fields import fields_of
 from simcore.recipes.huggingface.trainer import double_batches, turn_off_dropout
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, Off, On, Row, read_rows
-from simcore.recipes.trl.releases import NEWEST, Release
+from simcore.recipes.trl.grpo.defaults import NEWEST, Release
 from simcore.recipes.trl.stages import KTO, REWARD, SFT
 
 __all__ = ["fields_of_stage", "gone_of", "read_pairs", "write_pairs"]

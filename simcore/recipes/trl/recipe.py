@@ -29,12 +29,13 @@ from simcore.recipes.trl.batches import read_lengths, read_lengths_of_pairs
 from simcore.recipes.trl.checkpointing import read_checkpointing
 from simcore.recipes.trl.formats import Formats, read_formats, write_formats
 from simcore.recipes.trl.grpo.batches import read_micro
+from simcore.recipes.trl.grpo.defaults import OLD, Release, older_names, read_older, release_of
 from simcore.recipes.trl.grpo.lengths import read_lengths as read_lengths_of_answers
-from simcore.recipes.trl.grpo.recipe import begin_grpo, read_grpo, refuse_older
+from simcore.recipes.trl.grpo.recipe import begin_grpo, read_grpo, refuse_oldest
+from simcore.recipes.trl.grpo.releases import OLDER_NAMES, Turn, turn_of
 from simcore.recipes.trl.grpo.without_effect import NAMES
 from simcore.recipes.trl.model import read_kernels, read_loss, read_model
 from simcore.recipes.trl.preference import fields_of_stage, gone_of, read_pairs, write_pairs
-from simcore.recipes.trl.releases import OLD, Release, older_names, read_older, release_of
 from simcore.recipes.trl.stages import GRPO, SFT, arguments_of, refuse_stage, stage_of
 from simcore.recipes.trl.without_effect import OF_SCRIPTS, WITHOUT_EFFECT
 from simcore.recipes.trl.written import WRITER
@@ -65,14 +66,15 @@ def _of_document(files: Sequence[RecipeFile], script: Script, *, loose: bool) ->
     names = frozenset(map(str, script.document.data))
     draft = Draft("trl", file.path, script.answers)
     stage = stage_of(names, draft)
-    gone = frozenset() if stage in (SFT, GRPO) else gone_of(stage)
-    release = release_of(names, gone)
+    gone = {SFT: frozenset[str](), GRPO: OLDER_NAMES}.get(stage, gone_of(stage))
+    turn = turn_of(names, OLD)
+    release = turn.release if stage == GRPO else release_of(names, gone)
     reader = Reader(script.document, fields=_fields(stage), older=older_names(names))
     draft.infer("name", Path(file.path).stem, "the file's name")
-    if refuse_older(reader, draft, OLD) if stage == GRPO else refuse_stage(reader, draft, stage):
+    if refuse_oldest(reader, draft) if stage == GRPO else refuse_stage(reader, draft, stage):
         return draft.imported([reader], loose=loose)
     if stage == GRPO:
-        begin_grpo(reader, draft, arguments_of(GRPO))
+        begin_grpo(reader, draft, arguments_of(GRPO), turn)
     read_older(reader, draft, release, gone)
     draft = read_launcher(reader, draft, [Path(one.path).name for one in files[1:]])
     beside = companions_of(files[1:], draft, takes=("accelerate", "deepspeed", "adapter"))
@@ -81,11 +83,14 @@ def _of_document(files: Sequence[RecipeFile], script: Script, *, loose: bool) ->
     read_machine(draft, None)
     read_model(reader, draft)
     launch = read_sharding(reader, draft, beside)
-    formats = read_formats(reader, draft, launch)
+    formats = read_formats(reader, draft, launch, release)
     read_method(reader, draft, beside.adapter, launch, formats, release)
     write_formats(draft, formats, launch, release)
     read_tf32(reader, draft, casts=bool(formats.mixed))
-    _read_stage(reader, draft, stage, launch, formats, release)
+    if stage == GRPO:
+        _read_grpo(reader, draft, launch, formats, turn)
+    else:
+        _read_stage(reader, draft, stage, launch, release)
     read_optimizer(reader, draft, launch, release.optimizer, release.trainer)
     read_rows(reader, draft, WITHOUT_EFFECT)
     imported = draft.imported([reader, *beside.readers()], loose=loose)
@@ -97,21 +102,25 @@ def _fields(stage: str) -> frozenset[str]:
     return (fields_of("trl") | NAMES if stage == GRPO else fields_of_stage(stage)) | OF_SCRIPTS | {"env"}
 
 
-def _read_stage(reader: Reader, draft: Draft, stage: str, launch: Launch, formats: Formats, release: Release) -> None:
+def _read_grpo(reader: Reader, draft: Draft, launch: Launch, formats: Formats, turn: Turn) -> None:
+    """Reads what GRPO generates, compares with, and trains on."""
+    read_kernels(reader, draft)
+    read_checkpointing(reader, draft, launch, turn.release)
+    read_lengths_of_answers(reader, draft, turn)
+    read_micro(reader, draft)
+    read_batches(reader, draft, launch)
+    upcast = launch.shards in (Shards.EACH, Shards.FLAT) and bool(formats.mixed) and formats.stored != "fp32"
+    read_grpo(reader, draft, formats.stored if upcast else "", turn)
+
+
+def _read_stage(reader: Reader, draft: Draft, stage: str, launch: Launch, release: Release) -> None:
     """Reads the loss, the lengths and the batches of a training."""
     if stage == SFT:
         read_loss(reader, draft, launch, release)
-    elif stage != GRPO:
+    else:
         read_pairs(reader, draft, release, stage)
     read_kernels(reader, draft)
     read_checkpointing(reader, draft, launch, release)
-    if stage == GRPO:
-        read_lengths_of_answers(reader, draft)
-        read_micro(reader, draft)
-        read_batches(reader, draft, launch)
-        upcast = launch.shards in (Shards.EACH, Shards.FLAT) and bool(formats.mixed) and formats.stored != "fp32"
-        read_grpo(reader, draft, formats.stored if upcast else "")
-        return
     (read_lengths if stage == SFT else read_lengths_of_pairs)(reader, draft, release)
     read_batches(reader, draft, launch)
     if stage != SFT:

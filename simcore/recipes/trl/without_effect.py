@@ -6,13 +6,15 @@ from typing import Final
 
 from simcore.recipes.huggingface.without_effect import TRAINER
 from simcore.recipes.rows import Idle, Row
+from simcore.recipes.trl.grpo.releases import OF_REWARDS
 
 __all__ = ["OF_SCRIPTS", "WITHOUT_EFFECT"]
 
 OF_SCRIPTS: Final = frozenset({
     "dataset_mixture", "dataset_mixer", "dataset_splits", "dataset_configs", "chat_template", "system_prompt",
     "benchmarks", "callbacks", "hub_model_revision", "overwrite_hub_revision", "push_to_hub_revision",
-    "wandb_entity", "wandb_project", "wandb_run_group", "preprocessing_num_workers", "auto_insert_empty_system_msg"})
+    "wandb_entity", "wandb_project", "wandb_run_group", "preprocessing_num_workers", "auto_insert_empty_system_msg",
+    *OF_REWARDS})
 """Arguments that scripts around TRL's trainers add: open-r1 src/open_r1/configs.py, alignment-handbook src/alignment/
 configs.py. `trl sft` stops at them."""
 

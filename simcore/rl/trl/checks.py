@@ -7,9 +7,9 @@ from typing import Final
 
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.frameworks.registry import asked_adapter, framework_adapter, known_frameworks
+from simcore.frameworks.trl_releases import release_of
 from simcore.inputs.generation import Generation, Rl
 from simcore.inputs.scenario import Scenario
-from simcore.operators.hf.chunked import LM_HEAD
 from simcore.rl.trl.amounts import Amounts
 from simcore.rl.trl.policy import summons_of
 
@@ -17,7 +17,7 @@ __all__ = ["KEYS", "TRANSFORMERS", "check"]
 
 TRANSFORMERS: Final = "transformers"
 """Value of `generation.engine` for a policy that generates by itself."""
-KEYS: Final = ("epochs", "on_policy_ratio", "sync_reference", "reference_params", "gather_for_generation")
+KEYS: Final = ("version", "epochs", "on_policy_ratio", "sync_reference", "reference_params", "gather_for_generation")
 """Keys of the block `rl` that this trainer reads, beside those that all read."""
 _COMMON: Final = ("trainer", "prompts", "generations", "reference", "prompt_tokens", "mean_tokens",
                   "logprob_batch_size")
@@ -32,8 +32,10 @@ def check(scenario: Scenario, rl: Rl, generation: Generation, amounts: Amounts) 
         raise NotYet(Problem(scenario.where("framework"), f"not yet: grpo of TRL under {scenario.framework} (served: "
                              f"{served})"))
     _check_keys(scenario, rl)
-    for problem in (*_of_training(scenario), *_of_reference(scenario, rl), *_of_ratio(scenario, rl, generation,
+    for problem in (*_of_training(scenario, rl), *_of_reference(scenario, rl), *_of_ratio(scenario, rl, generation,
                                                                                        amounts)):
+        raise problem
+    for problem in _of_release(scenario, rl, generation):
         raise problem
     for problem in _of_itself(scenario, rl, generation) if generation.engine == TRANSFORMERS else _of_vllm(
             scenario, generation):
@@ -52,14 +54,14 @@ def _check_keys(scenario: Scenario, rl: Rl) -> None:
                                     "per_device_train_batch_size"))
 
 
-def _of_training(scenario: Scenario) -> Iterator[InputError | IllegalLayout | NotYet]:
-    training, mesh = scenario.training, scenario.mesh
+def _of_training(scenario: Scenario, rl: Rl) -> Iterator[InputError | IllegalLayout | NotYet]:
+    training, mesh, own = scenario.training, scenario.mesh, release_of(rl.version).loss
     if mesh.cp > 1:
         yield IllegalLayout(Problem(scenario.where("mesh", "cp"), "cp: GRPOTrainer does not support sequence-dim "
                                     "parallelism", "TRL 1.16.0 trainer/grpo_config.py:1072"))
     for wrong, key, what in (
             (mesh.pp * mesh.tp * mesh.ep > 1, "mesh", "GRPO of TRL with pipeline, tensor or expert parallelism"),
-            (training.loss not in ("auto", LM_HEAD), "training.loss", f"GRPO of TRL with another loss than {LM_HEAD}"),
+            (training.loss not in ("auto", own), "training.loss", f"GRPO of TRL with another loss than {own}"),
             (training.lengths != "fixed", "training.lengths", "GRPO of TRL with packed or drawn lengths"),
             (training.images, "training.images", "GRPO of TRL over images"),
             (training.offload.part("activations")[1], "training.offload.activations", "GRPO of TRL with activations "
@@ -88,13 +90,37 @@ def _of_reference(scenario: Scenario, rl: Rl) -> Iterator[InputError | IllegalLa
 def _of_ratio(scenario: Scenario, rl: Rl, generation: Generation, amounts: Amounts) -> Iterator[IllegalLayout]:
     """The policy's own pass is left out where optimizer steps end with generations, and made elsewhere."""
     at, rule = scenario.where("rl", "on_policy_ratio"), f"{_TRAINER}:2642 generate_every"
-    aligned = amounts.batch % (amounts.generated * rl.epochs) == 0
+    release = release_of(rl.version)
+    aligned = not release.needs_scores(amounts.batch, amounts.generated, rl.epochs)
     if rl.on_policy_ratio and not aligned:
         yield IllegalLayout(Problem(at, "on_policy_ratio: true where sequences are older than an optimizer step: the "
                                     "policy's log-probabilities are kept", rule))
-    if not rl.on_policy_ratio and aligned and generation.engine == TRANSFORMERS:
+    if not rl.on_policy_ratio and aligned and (generation.engine == TRANSFORMERS or not release.corrects):
         yield IllegalLayout(Problem(at, "on_policy_ratio: false where each optimizer step has its own generation: the "
                                     "policy makes no pass of its own", rule))
+
+
+def _of_release(scenario: Scenario, rl: Rl, generation: Generation) -> Iterator[IllegalLayout | NotYet]:
+    """Settings that the release has not: a depth of sleep, the reference of some frameworks, FSDP 2."""
+    release, level = release_of(rl.version), generation.sleep_level
+    if generation.engine != TRANSFORMERS and "sleep_level" in generation.model_fields_set and level not in (
+            0, release.sleeps):
+        expected = f"{release.sleeps}, or 0 (vllm_enable_sleep_mode: false)" if release.sleeps else "0"
+        yield IllegalLayout(Problem(scenario.where("generation", "sleep_level"), f"sleep_level: {level}: expected "
+                                    f"{expected}", _VLLM if release.packs else f"TRL {release.name} trainer/"
+                                    "grpo_trainer.py: vLLM never sleeps before 0.23, at level 1 up to 0.24"))
+    summons = summons_of(scenario)
+    at = scenario.where("framework")
+    if not release.splits and summons.one_unit:
+        yield NotYet(Problem(at, f"not yet: {scenario.framework} of TRL {release.name}, which sends vLLM no weights of "
+                             "it, and has no such reference model (from 0.20 on)"))
+    if not release.packs and summons.one_unit and rl.reference != "none" and scenario.training.method == "full":
+        yield NotYet(Problem(at, f"not yet: a reference model of its own under {scenario.framework} in TRL "
+                             f"{release.name}, which wraps it by FSDP 1"))
+    if release.refers_within and rl.reference != "none" and (summons.by_unit or (
+            scenario.training.method != "full" and summons.whole_as)):
+        yield NotYet(Problem(at, f"not yet: a reference model within microbatches of TRL {release.name} under "
+                             f"{scenario.framework}{' with adapters' * bool(summons.whole_as)}"))
 
 
 def _of_itself(scenario: Scenario, rl: Rl, generation: Generation) -> Iterator[InputError | NotYet]:
@@ -122,9 +148,6 @@ def _of_vllm(scenario: Scenario, generation: Generation) -> Iterator[InputError 
     if generation.colocated and scenario.world_size % generation.tp:
         yield IllegalLayout(Problem(scenario.where("generation", "tp"), f"tensor_parallel_size ({generation.tp}) must "
                                     f"divide world size ({scenario.world_size}) evenly", f"{_VLLM}:316"))
-    if "sleep_level" in generation.model_fields_set and generation.sleep_level == 1:
-        yield IllegalLayout(Problem(scenario.where("generation", "sleep_level"), "sleep_level: 1: expected 2, or 0 "
-                                    "(vllm_enable_sleep_mode: false)", f"{_VLLM}:366 self.llm.sleep(level=2)"))
     for wrong, key, what in (
             (generation.max_loras > 0, "max_loras", "adapters in buffers of vLLM: TRL merges them into its weights"),
             (generation.quantization != "auto", "quantization", "weights of vLLM in few bits beside TRL"),

@@ -14,7 +14,7 @@ each token's pass gathers what the framework's hooks gather.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from simcore.frameworks.registry import asked_adapter
@@ -27,7 +27,7 @@ from simcore.simulation.evaluation import generated
 from simcore.simulation.simulation import Simulation, placed_simulation
 from simcore.units import dtype_bytes
 
-__all__ = ["Generating", "Held", "generating", "held_of", "summons_of", "whole_bytes"]
+__all__ = ["Generating", "Held", "generating", "held_of", "summons_of", "whole_bytes", "without"]
 
 _LOOSE = "fragmentation"
 
@@ -66,6 +66,11 @@ def _held(rank: RankReport, rest: dict[str, int], above: dict[str, int], simulat
     grads = sum(part.grads_bytes for part in rank.at_rest.values())
     return Held(rest, peak.outside, {**above, _LOOSE: simulation.needed(passing).middle - passing},
                 {**beside, _LOOSE: loose}, grads, *ns)
+
+
+def without(held: Held, rest: Mapping[str, int]) -> Held:
+    """The policy whose optimizer steps have counted what `rest`s beside it, less that."""
+    return replace(held, training={name: size - rest.get(name, 0) for name, size in held.training.items()})
 
 
 def summons_of(scenario: Scenario) -> Summons:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from simcore.frameworks.trl_releases import release_of
 from simcore.inputs.generation import Rl
 from simcore.inputs.scenario import Scenario
 from simcore.placement.plan import Plan
@@ -32,26 +33,31 @@ _UNIT = ("unsharded_param", "all_gather_output")
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The reference model on one class of ranks: bytes at rest, in addition in its passes, and while it is synced."""
+    """The reference model on one class of ranks: bytes at rest, in addition in its passes, and while it is synced.
+
+    `within`: its passes are parts of microbatches, which have counted them and what rests.
+    """
 
     rest: Mapping[str, int]
     passing: Mapping[str, int]
     syncing: Mapping[str, int]
+    within: bool = False
 
 
 def reference_of(scenario: Scenario, rl: Rl, held: Held, plan: Plan, simulation: Simulation) -> Reference | None:
     """The reference model on the ranks of a `plan`; None without one. See [Note: the reference model]."""
     if rl.reference == "none":
         return None
+    within = release_of(rl.version).refers_within
     if scenario.training.method != "full":
-        return Reference({}, held.passing, {})
+        return Reference({}, held.passing, {}, within)
     summons = summons_of(scenario)
     rest = sum(count * _resting(placed.rest_bytes, placed.policy.at_rest.dtype, rl.reference_params)
                for kind, count in plan.kind_counts for placed in plan.kinds[kind]
                if placed.spec.is_owned and not placed.spec.is_buffer)
     both = {"unsharded_param": 2 * whole_bytes(simulation)} if rl.sync_reference and summons.whole_as else {}
     passing = _whole_unit(held, simulation) if summons.one_unit else held.passing
-    return Reference({"sharded_param": rest}, passing, both)
+    return Reference({"sharded_param": rest}, passing, both, within)
 
 
 def _resting(size: int, own: str, asked: str) -> int:

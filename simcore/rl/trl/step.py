@@ -38,7 +38,7 @@ from simcore.rl.step.phases import (
 from simcore.rl.step.refit import Gathered
 from simcore.rl.trl.policy import Generating, Held
 from simcore.rl.trl.reference import Reference
-from simcore.rl.trl.sync import packed_buffers
+from simcore.rl.trl.sync import sent_buffers
 from simcore.vllm.protocol import InferenceEngine
 
 _NOTHING: Final = Gathered(0, 0, 0, (), 0)
@@ -52,8 +52,8 @@ class Turn:
     """Part of a step besides its passes: `cycles` generations of `generate_ns` each.
 
     `engine`: vLLM, None for a policy that generates by itself (`own`). `weights`: that vLLM is sent; `moved_ns`: in
-    which they cross device memory; `broadcast_ns`: over links to a server. `scores`: the policy makes log-probabilities
-    of its own.
+    which they cross device memory; `broadcast_ns`: over links to a server, which is sent packed weights where `packs`.
+    `scores`: the policy makes log-probabilities of its own.
     """
 
     cycles: int
@@ -64,6 +64,7 @@ class Turn:
     weights: Gathered = _NOTHING
     moved_ns: int = 0
     broadcast_ns: int = 0
+    packs: bool = True
 
     @property
     def shares(self) -> bool:
@@ -88,7 +89,7 @@ def trl_step(held: Held, reference: Reference | None, turn: Turn, topology: Topo
     if turn.scores:
         journal.begin("logprob")
         journal.spike(POLICY, held.passing, "forward pass", {FORWARD: held.passing_ns})
-    if reference is not None:
+    if reference is not None and not reference.within:
         journal.begin("reference")
         journal.spike(REFERENCE, reference.passing, "forward pass", {FORWARD: held.passing_ns})
     journal.drop(_GRADS, "device")
@@ -112,7 +113,7 @@ def _sync(journal: Journal, turn: Turn, engine: InferenceEngine, topology: Topol
         wake(journal, engine, topology)
     sizes: Mapping[str, int] = {"all_gather_output": turn.weights.transient}
     if not turn.shares:
-        sizes = {**sizes, **packed_buffers(turn.weights, sends=True)}
+        sizes = {**sizes, **sent_buffers(turn.weights, packs=turn.packs, sends=True)}
     journal.spike(REFIT, sizes, "weights are synced",
                   {GATHERS: turn.weights.ns, PACKING: turn.moved_ns, BROADCAST: turn.broadcast_ns})
 
@@ -141,7 +142,7 @@ def server_step(turn: Turn, engine: InferenceEngine, waiting: Mapping[str, int])
     for phase, ns in waiting.items():
         journal.begin(phase)
         if phase == "refit":
-            journal.spike(REFIT, packed_buffers(turn.weights, sends=False), "weights are received")
+            journal.spike(REFIT, sent_buffers(turn.weights, packs=turn.packs, sends=False), "weights are received")
         elif phase == "generation":
             journal.spike(ENGINE, {"activation": engine.profile.highest}, "prefill of the most tokens")
         journal.take(DECODING if phase == "generation" else WAITING, ns)

@@ -28,9 +28,9 @@ from simcore.rl.trl.policy import summons_of
 from simcore.timing.routes import Routes
 from simcore.units import GIB, dtype_bytes
 
-__all__ = ["PACKED_BYTES", "packed_buffers", "synced"]
+__all__ = ["packed", "sent_buffers", "synced", "tensors_of"]
 
-PACKED_BYTES: Final = GIB
+_PACKED_BYTES: Final = GIB
 _BUFFERS: Final = 2
 _ADAPTER: Final = ".lora_"
 
@@ -38,8 +38,7 @@ _ADAPTER: Final = ".lora_"
 def synced(scenario: Scenario, plan: Plan, routes: Routes) -> Gathered:
     """Sizes in bytes and time in ns of making all parameters whole on a rank, see [Note: sync_weights]."""
     has_adapters = scenario.training.method != "full"
-    tensors = [(placed, count * placed.spec.copies) for kind, count in plan.kind_counts for placed in plan.kinds[kind]
-               if placed.spec.is_owned and not placed.spec.is_buffer]
+    tensors = _owned(plan)
     base = [(placed, times) for placed, times in tensors if placed.spec.module != "adapter"]
     merging = _merging(plan) if has_adapters else 0
     summons = summons_of(scenario)
@@ -48,6 +47,23 @@ def synced(scenario: Scenario, plan: Plan, routes: Routes) -> Gathered:
     transient = _transient(summons, plan, tensors, adapted=has_adapters) if calls else 0
     return Gathered(transient + merging, largest, sum(times * _bytes(placed) for placed, times in base), calls,
                     gathering_ns(calls, routes))
+
+
+def _owned(plan: Plan) -> list[tuple[Placed, int]]:
+    """Parameters of the model, and how many there are of each."""
+    return [(placed, count * placed.spec.copies) for kind, count in plan.kind_counts for placed in plan.kinds[kind]
+            if placed.spec.is_owned and not placed.spec.is_buffer]
+
+
+def tensors_of(plan: Plan) -> list[tuple[int, int]]:
+    """(bytes, number) of parameters that vLLM is sent one by one, adapters merged."""
+    return [(_bytes(placed), times) for placed, times in _owned(plan) if placed.spec.module != "adapter"]
+
+
+def packed(num_bytes: int) -> list[tuple[int, int]]:
+    """(bytes, number) of the broadcasts of `num_bytes` of packed weights."""
+    full, last = divmod(num_bytes, _PACKED_BYTES)
+    return [(_PACKED_BYTES, full), (last, 1)]
 
 
 def _bytes(placed: Placed) -> int:
@@ -88,8 +104,13 @@ def _path(adapter: Placed) -> str:
     return adapter.spec.path.split(_ADAPTER)[0]
 
 
-def packed_buffers(weights: Gathered, *, sends: bool) -> dict[str, int]:
-    """Bytes, under the key `buffer`, of what is broadcast to a server's engines, see [Note: packed]."""
-    each = min(PACKED_BYTES + weights.largest, weights.total)
+def sent_buffers(weights: Gathered, *, packs: bool, sends: bool) -> dict[str, int]:
+    """Bytes, under the key `buffer`, of what is broadcast to a server's engines, see [Note: packed].
+
+    Releases that do not pack send the parameter itself, which an engine receives in a tensor of its own.
+    """
+    if not packs:
+        return {} if sends else {"buffer": weights.largest}
+    each = min(_PACKED_BYTES + weights.largest, weights.total)
     collected = each if sends and weights.calls else 0
     return {"buffer": _BUFFERS * (each + collected)}

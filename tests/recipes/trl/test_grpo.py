@@ -83,8 +83,9 @@ def test_a_reference_model_is_there_with_a_weight_of_its_divergence() -> None:
 @pytest.mark.parametrize(("said", "told"), [
     ({"reward_model_name_or_path": "some/reward"}, "a reward model beside the policy"),
     ({"cast_lm_head_to_fp32": True}, "a head in fp32"),
-    ({"max_prompt_length": 512}, "GRPO of a release before TRL 1.16.0"),
-    ({"torch_dtype": "bfloat16"}, "GRPO of a release before TRL 1.16.0"),
+    ({"vllm_device": "auto"}, "GRPO of a release before TRL 0.18.0"),
+    ({"pass_rate_min": 0.1}, "a script that draws a data set"),
+    ({"max_prompt_length": 512, "use_liger_loss": True}, "Liger's own loss of GRPO"),
     ({"use_vllm": False, "use_transformers_continuous_batching": True}, "continuous batching"),
     ({"use_vllm": False, "cache_implementation": "static"}, "keys and values kept as static"),
     ({"vllm_model_impl": "transformers"}, "layers of vLLM by transformers")])
@@ -93,7 +94,9 @@ def test_what_is_not_described_is_refused(said: dict[str, Any], told: str) -> No
 
 
 def test_wrong_values_are_told() -> None:
-    for said, told in (({"vllm_mode": "elsewhere"}, "vllm_mode must be either"), ({"loss_type": "ppo"}, "Unknown loss"),
+    liger = {"max_prompt_length": 512, "cast_lm_head_to_fp32": False, "use_liger_kernel": True}
+    for said, told in (({"vllm_mode": "elsewhere"}, "vllm_mode must be either"), (liger, "Liger's own loss of GRPO"),
+                       ({"loss_type": "ppo"}, "Unknown loss"),
                        ({"vllm_max_model_length": 1024}, "no room for a prompt beside an answer of 1,024")):
         assert any(told in problem.message for problem in imported({**VLLM, **said}).wrong), said
 
@@ -102,3 +105,36 @@ def test_another_trainer_that_generates_is_no_grpo() -> None:
     found = imported({**VLLM, "normalize_advantages": True})
     assert "rl" not in found.values
     assert found.refused
+
+
+OLDER: dict[str, Any] = {name: value for name, value in GRPO.items() if name != "dtype"} | {
+    "torch_dtype": "bfloat16", "max_prompt_length": 256, "use_vllm": True}
+
+
+@pytest.mark.parametrize(("said", "version", "reference", "on_policy"), [
+    ({"dataset_prompt_column": "problem"}, "0.18.0", "device", True),
+    ({"generation_kwargs": {"top_k": 1}}, "0.19.1", "none", True),
+    ({}, "0.24.0", "none", False),
+    ({"importance_sampling_level": "token", "dataset_prompt_column": "problem"}, "0.24.0", "none", False),
+    ({"cast_lm_head_to_fp32": False, "dataset_prompt_column": "problem"}, "0.27.2", "none", False)])
+def test_a_recipe_is_of_a_release_that_has_all_of_its_arguments(
+        said: dict[str, Any], version: str, reference: str, on_policy: bool) -> None:
+    """A server is the default of all of them; 0.18 and 0.19 correct nothing that vLLM generates."""
+    rl, generation, training = blocks({**OLDER, **said})
+    assert (rl["version"], rl["reference"], rl.get("on_policy_ratio", False)) == (version, reference, on_policy)
+    assert (training["seq_len"], rl["prompt_tokens"]) == (1280, 256)
+    assert generation["colocated"] is False
+
+
+def test_defaults_of_an_older_release() -> None:
+    """Prompts are cut at 512 tokens, answers end at 256; a depth of sleep of its own; bf16 is asked for, or is off."""
+    given = {name: value for name, value in OLDER.items() if name not in ("max_prompt_length", "max_completion_length")}
+    assert blocks(given)[2]["seq_len"] == 768
+    colocated = {**OLDER, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
+    assert blocks(colocated)[1] == {"gpu_memory_utilization": 0.3, "sleep_level": 1}
+    assert blocks({**colocated, "cast_lm_head_to_fp32": False})[1]["sleep_level"] == 2
+    plain = {name: value for name, value in OLDER.items() if name not in ("bf16", "torch_dtype")}
+    for said, compute in (({"dataset_prompt_column": "problem"}, "fp32"), ({}, "bf16")):
+        assert blocks({**plain, **said})[2]["precision"]["compute"] == compute
+    again = {**OLDER, "dataset_prompt_column": "problem", "num_iterations": 2}
+    assert "on_policy_ratio" not in blocks(again)[0]

@@ -143,7 +143,47 @@ def test_parameters_are_whole_while_a_sharded_policy_generates() -> None:
     assert times[0] < times[1]
 
 
+OLD: Final = {"0.18.0": True, "0.19.1": True, "0.24.0": False, "0.27.2": False}
+"""Releases, and whether sequences of vLLM are trained on by its own log-probabilities."""
+
+
+def test_older_releases_have_whole_logits_and_other_phases() -> None:
+    """0.18 passes through the reference model beside a microbatch's graph, later ones before it."""
+    found = {}
+    for version, on_policy in OLD.items():
+        report = found[version] = stepped(rl={"version": version, "reference": "device", "on_policy_ratio": on_policy})
+        named = [phase.phase for phase in report.phases]
+        assert named == ["refit", "generation", *["logprob"] * (not on_policy), *["reference"] * (version != "0.18.0"),
+                         "training"]
+        assert owned(report, "training", "reference policy") == WHOLE
+        for phase in report.phases:
+            assert sum(phase.by_category.values()) == sum(phase.by_owner.values()) == phase.device_bytes
+    within, before = ({phase.phase: phase for phase in found[version].phases} for version in ("0.18.0", "0.19.1"))
+    seconds = before["training"].seconds + before["reference"].seconds
+    assert within["training"].seconds == pytest.approx(seconds, rel=.05)
+    assert within["training"].device_bytes == pytest.approx(before["training"].device_bytes, rel=.01)  # counted once
+    assert owned(found["0.24.0"], "training", "policy") == owned(found["0.27.2"], "training", "policy")
+
+
+def test_older_releases_send_a_server_one_parameter_after_the_other() -> None:
+    report = stepped(generation={"colocated": False}, rl={"version": "0.24.0"})
+    sent = [row for row in report.ranks[0].traffic if row.collective == "broadcast" and row.phase == "refit"]
+    assert sum(row.payload_bytes for row in sent) == WHOLE
+    assert sum(row.calls for row in sent) > 20
+    assert owned(report, "refit", "refit") < owned(stepped(generation={"colocated": False}), "refit", "refit")
+
+
 @pytest.mark.parametrize(("told", "changed"), [
+    ("sleep_level: 2: expected 0", {"generation": {"sleep_level": 2}, "rl": {"version": "0.18.0",
+                                                                             "on_policy_ratio": True}}),
+    ("sleep_level: 2: expected 1, or 0", {"generation": {"sleep_level": 2}, "rl": {"version": "0.24.0"}}),
+    ("the policy makes no pass of its own", {"rl": {"version": "0.19.1"}}),
+    ("sequences are older than an optimizer step", {"rl": {"version": "0.18.0", "on_policy_ratio": True, "epochs": 2}}),
+    ("fsdp2 of TRL 0.19.1", {"framework": "fsdp2", "rl": {"version": "0.19.1", "on_policy_ratio": True}}),
+    ("a reference model of its own under fsdp2", {"framework": "fsdp2", "rl": {"version": "0.24.0",
+                                                                               "reference": "device"}}),
+    ("a reference model within microbatches", {"framework": "fsdp1", "rl": {
+        "version": "0.18.0", "reference": "device", "on_policy_ratio": True}}),
     ("reference: host", {"rl": {"reference": "host"}}),
     ("nothing to synchronize", {"rl": {"sync_reference": True}}),
     ("no standalone `ref_model`", {"training": LORA, "framework": "ddp", "mesh": {"dp_replicate": 4},

@@ -3,9 +3,7 @@
 [Note: whole pairs] TRL v0.24.0 `trainer/dpo_trainer.py` concatenated_forward asks the model for `output_hidden_states`,
 and keeps what it returns until log-probabilities and mean logits are there; so for the reference. Under accelerate's
 mixed precision all of it is copied in fp32 (1.15.0 `utils/operations.py` convert_outputs_to_fp32).
-`trainer/utils.py` selective_log_softmax: in fp32 a log-sum-exp of each sequence, whose backward reads the logits; in 16
-bits a log-softmax of each, which is kept. All positions are scored, the last one too. Measured:
-`tests/truth/probe_trl_pairs.py`.
+All positions are scored (`log_probs.of_sequences`), the last one too. Measured: `tests/truth/probe_trl_pairs.py`.
 """
 
 from __future__ import annotations

@@ -15,10 +15,10 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, Off, Row, Says, read_rows
 from simcore.recipes.trl.grpo.batches import Generated
+from simcore.recipes.trl.grpo.releases import Turn
 
 __all__ = ["read_generation"]
 
-_RELEASE: Final = "TRL 1.16.0"
 _CONFIG: Final = "trainer/grpo_config.py"
 _COLOCATE, _SERVER = "colocate", "server"
 _CORRECTION: Final = "vllm_importance_sampling_correction"
@@ -39,7 +39,7 @@ _OF_COLOCATED: Final[tuple[Row, ...]] = (
          "of an engine on the GPUs that train"),)
 
 
-def read_generation(reader: Reader, draft: Draft, generated: Generated | None) -> None:
+def read_generation(reader: Reader, draft: Draft, generated: Generated | None, turn: Turn) -> None:
     """Writes the engine, and whether the policy's own log-probabilities are made."""
     wanted, correction = reader.flag("use_vllm"), reader.flag(_CORRECTION)
     by_vllm = wanted is not None and wanted.value
@@ -54,28 +54,30 @@ def read_generation(reader: Reader, draft: Draft, generated: Generated | None) -
         read_rows(reader, draft, _ITSELF)
     else:
         draft.use(wanted, why="vLLM generates")
-        _read_vllm(reader, draft)
+        _read_vllm(reader, draft, turn)
         read_rows(reader, draft, _OTHERS)
-    scores = by_vllm and (correction is None or correction.value)
+    scores = by_vllm and turn.step.corrects and (correction is None or correction.value)
     if by_vllm:
         draft.use(correction, why="the policy's own log-probabilities are made where it is on")
     if generated is None:
         return
-    trained, step = generated
-    rule = f"{_RELEASE} trainer/grpo_trainer.py generate_every"
-    if not scores and step % trained == 0:
+    at_once, step, epochs = generated
+    rule = f"{turn.name} trainer/grpo_trainer.py _generate_and_score_completions"
+    if not scores and not turn.step.needs_scores(step, at_once, epochs):
         draft.infer("rl.on_policy_ratio", value=True, rule="each optimizer step has its own generation", source=rule)
 
 
-def _read_vllm(reader: Reader, draft: Draft) -> None:
+def _read_vllm(reader: Reader, draft: Draft, turn: Turn) -> None:
     mode = reader.text("vllm_mode")
-    name = mode.value if mode is not None else _COLOCATE
+    name = mode.value if mode is not None else turn.mode
     if mode is None:
-        draft.release_default("vllm_mode", _COLOCATE, _RELEASE, _CONFIG)
+        draft.release_default("vllm_mode", turn.mode, turn.name, _CONFIG)
     elif name not in (_COLOCATE, _SERVER):
         draft.fail(mode.where, f"vllm_mode must be either 'server' or 'colocate', got '{name}'")
     longest = reader.integer("vllm_max_model_length")
-    if longest is not None:
+    if turn.cut:
+        draft.use(longest, why="the longest sequence")  # the engine's own limit is that of a sequence
+    elif longest is not None:
         draft.put("generation.max_model_len", longest)
     elif (positions := _positions(draft)) is not None:
         draft.infer("generation.max_model_len", positions, "the model's longest sequence", source="vLLM 0.12.0 "
@@ -91,13 +93,12 @@ def _read_vllm(reader: Reader, draft: Draft) -> None:
     if share is not None:
         draft.put("generation.gpu_memory_utilization", share)
     else:
-        draft.default("generation.gpu_memory_utilization", 0.3, _RELEASE, _CONFIG)
+        draft.default("generation.gpu_memory_utilization", 0.3, turn.name, _CONFIG)
     if tp is not None:
         draft.put("generation.tp", tp)
     sleeps = reader.flag("vllm_enable_sleep_mode")
-    draft.infer("generation.sleep_level", 2 if sleeps is not None and sleeps.value else 0,
-                "vllm_enable_sleep_mode", sleeps, source=f"{_RELEASE} generation/vllm_generation.py: self.llm.sleep("
-                "level=2)")
+    draft.infer("generation.sleep_level", turn.step.sleeps if sleeps is not None and sleeps.value else 0,
+                "vllm_enable_sleep_mode", sleeps, source=f"{turn.name} self.llm.sleep")
 
 
 def _positions(draft: Draft) -> int | None:

@@ -23,6 +23,7 @@ _LOGGED: Final = ("log_completions", "log_multimodal", "log_unique_prompts", "nu
                   "log_completions_hub_repo", "num_generations_eval")
 _REACHED: Final = ("vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout",
                    "vllm_group_port")
+_OLDER: Final = ("vllm_guided_decoding_regex", "wandb_log_unique_prompts")
 WITHOUT_EFFECT: Final[tuple[Row, ...]] = (
     Idle(_NUMBERS, "numbers of the loss: of one number a token and less"),
     Idle(tuple(f"{name}{below}" for name in _SAMPLING for below in ("", ".*")), "which tokens are drawn"),
@@ -32,6 +33,8 @@ WITHOUT_EFFECT: Final[tuple[Row, ...]] = (
     Idle(_LOGGED, "what is logged"),
     Idle(_REACHED, "where a server is reached"),
     Idle(("disable_dropout",), "numbers of layers"),
+    Off("use_liger_loss", "Liger's own loss of GRPO"),
+    Idle(_OLDER, "which tokens are drawn, and what is logged"),
     Unmodelled(("max_tool_calling_iterations",), "turns in which tools are called: an answer is one turn"),
     Off("cast_lm_head_to_fp32", "a head in fp32"),
 )
@@ -43,5 +46,6 @@ NAMES: Final = frozenset((
     "vllm_mode", "vllm_model_impl", "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization", "vllm_max_model_length",
     "vllm_tensor_parallel_size", "beta", "num_iterations", "loss_type", "sync_ref_model",
     "vllm_importance_sampling_correction", "use_transformers_continuous_batching",
-    "transformers_continuous_batching_config", "use_transformers_paged", "reward_model_name_or_path"))
+    "transformers_continuous_batching_config", "use_transformers_paged", "reward_model_name_or_path", *_OLDER,
+    "use_liger_loss", "max_prompt_length"))
 """Arguments of GRPO that those of `trl sft` are not."""

@@ -25,7 +25,8 @@ class Release:
     """Defaults of a release of TRL, and of the transformers beside it, that change what a step holds.
 
     `recomputes`: layers are recomputed by default; `cuts_logits`: the loss makes no whole logits; `optimizer`: the
-    default of `optim`; `narrow_adapters`: adapters beside a packed base are in bf16, and its norms as they are read.
+    default of `optim`; `narrow_adapters`: adapters beside a packed base are in bf16, and its norms as they are read;
+    `mixes`: bf16 is on unless fp16 is.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Release:
     cuts_logits: bool
     optimizer: str
     narrow_adapters: bool
+    mixes: bool = True
 
 
 NEWEST: Final = Release("TRL 1.16.0", "transformers 5.23.0", recomputes=True, cuts_logits=True,
