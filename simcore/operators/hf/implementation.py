@@ -28,6 +28,7 @@ from simcore.operators.hf.autocast import layer_norm, narrowed
 from simcore.operators.hf.embedding import called, embedding, shared_tables, stage_stem
 from simcore.operators.hf.families import EMBEDDINGS, mix, norm, of_family, pair
 from simcore.operators.hf.gemma4.beside import Beside
+from simcore.operators.hf.gemma4.experts import beside_mlp
 from simcore.operators.hf.gemma4.own_input import add_own_input
 from simcore.operators.hf.head import VALUE_HEADS, final_norm, head
 from simcore.operators.hf.layers import Inputs, has_eager_attention, linear
@@ -61,7 +62,8 @@ SERVED: Final = frozenset({"norms of query and key", "biases of query, key and v
                            "a vision tower", "a mixer beside attention", "a norm of values", "values out of keys",
                            "a scaled output of layers", "gated experts chosen by sigmoid",
                            "attention both ways within an image", "keys and values of another layer",
-                           "inputs of single layers", "latent attention", UNIT_NORMS, TEMPERED, CHUNKS, WEIGHED_INPUT})
+                           "inputs of single layers", "experts beside an MLP", "experts with GELU",
+                           "a router with a scale of each expert", "latent attention", UNIT_NORMS, TEMPERED, CHUNKS, WEIGHED_INPUT})
 """Features (`operators/shared/features.py`) of models that these layers are recorded with."""
 
 _LINEARS: Final = {**{f"w{part}": f"self_attn.{part}_proj" for part in "qkvo"},
@@ -298,7 +300,7 @@ def _branches(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -
     x, _held, _both = inputs.hidden, None, list[Tensor]()
     if kind.paired:
         x = pair(tape, kind, run, inputs, _both)
-    for branch in kind.branches[2 * kind.paired:]:
+    for branch in kind.branches[2 * kind.paired:-2 if kind.joined else None]:
         residual = x
         tape.scope = f"{branch.norm}."
         seen = aten.cast(tape, x, run.compute) if kind.wide else x
@@ -322,8 +324,10 @@ def _branches(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -
         tape.scope = ""
         x = aten.add(tape, residual, aten.mul_scalar(tape, x) if kind.scaled else x, "residual")
         kept.clear()
+    del residual
+    if kind.joined:
+        x, _held = beside_mlp(tape, kind, run, inputs._replace(hidden=x), _held)
     if inputs.own is not None:
-        del residual
         x = add_own_input(tape, run, x, inputs.own, linear)
     if kind.scales_output:
         aten.mul_(tape, x, run.params["layer_scalar"])

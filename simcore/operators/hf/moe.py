@@ -267,7 +267,7 @@ def _experts(tape: Tape, run: LayerWorkload, name: str, block: Moe, hidden: Tens
         x = aten.all_to_all(tape, x, received, run.ep_axis)
         x = _regroup(tape, run, name, x, "experts_in")
     h = _product(tape, run, f"{name}.experts.{first}", x, matrices, 0)
-    h = _swiglu(tape, h) if block.gated else relu2(tape, run, h)
+    h = _gated(tape, h, block) if block.gated else relu2(tape, run, h)
     y = _product(tape, run, f"{name}.experts.down_proj", h, matrices, 1)
     if run.ep > 1:
         y = _regroup(tape, run, name, y, "experts_out")
@@ -286,7 +286,7 @@ def _grouped_experts(tape: Tape, run: LayerWorkload, name: str, block: Moe, hidd
         tape, run, f"{name}.experts", (first, "down_proj"), whole_experts)
     found = by_expert(tape, block, hidden, indices, weights)
     x = aten.grouped_mm(tape, found.rows, matrices[first], found.offsets, f"experts.{first}")
-    x = _swiglu(tape, x) if block.gated else aten.cast(tape, relu2(tape, run, x), hidden.dtype)
+    x = _gated(tape, x, block) if block.gated else aten.cast(tape, relu2(tape, run, x), hidden.dtype)
     x = aten.grouped_mm(tape, x, matrices["down_proj"], found.offsets, "experts.down_proj")
     return by_token(tape, run, block, x, found, hidden.dtype)
 
@@ -304,7 +304,7 @@ def _dispatched(tape: Tape, run: LayerWorkload, name: str, block: Moe, hidden: T
         found = found._replace(rows=masked_in_place(tape, found.rows, mask))
         x = aten.grouped_mm(tape, found.rows, matrices[first], found.offsets, f"experts.{first}")
         x = aten.masked_fill(tape, x, mask)
-        x = _swiglu(tape, x) if block.gated else aten.cast(tape, relu2(tape, run, x), rows.dtype)
+        x = _gated(tape, x, block) if block.gated else aten.cast(tape, relu2(tape, run, x), rows.dtype)
         x = aten.grouped_mm(tape, x, matrices["down_proj"], found.offsets, "experts.down_proj")
         x = aten.masked_fill(tape, x, mask)
         return by_token(tape, run, own, x, found, rows.dtype)
@@ -353,10 +353,10 @@ def by_token(tape: Tape, run: LayerWorkload, block: Moe, x: Tensor, found: ByExp
     return aten.cast(tape, out, dtype)
 
 
-def _swiglu(tape: Tape, x: Tensor) -> Tensor:
-    """`silu(gate) * up` of one tensor that holds both; the views pin it."""
+def _gated(tape: Tape, x: Tensor, block: Moe) -> Tensor:
+    """`silu(gate) * up` (or GELU) of one tensor that holds both; the views pin it."""
     gate, up = aten.chunk(tape, x)
-    return aten.mul(tape, aten.silu(tape, gate), up)
+    return aten.mul(tape, (aten.gelu if block.gelu else aten.silu)(tape, gate), up)
 
 
 def _regroup(tape: Tape, run: LayerWorkload, name: str, x: Tensor, label: str) -> Tensor:
