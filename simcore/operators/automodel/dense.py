@@ -175,13 +175,16 @@ def qwen3_moe_attention(env: Env, x: Tensor, block: Attention, path: str) -> Ten
     return linear(env, out.view(*x.shape[:2], block.q_size), f"{path}.o_proj")
 
 
-def rotated(tape: Tape, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Query and key [batch, sequence, heads, d] rotated at once, into new tensors; their gradients too."""
+def rotated(tape: Tape, q: Tensor, k: Tensor, table: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Query and key [batch, sequence, heads, d] rotated at once, into new tensors; their gradients too.
+
+    `table`: kept for backward where the layer has made it; None for the stem's.
+    """
     shapes, dtype, moved = (q.shape, k.shape), q.dtype, q.nbytes + k.nbytes
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
         return [new(tape, shape, dtype, "grad_rotary", moved) for shape in shapes]
 
-    node = tape.node((q, k), (), backward)
+    node = tape.node((q, k), [] if table is None else [table], backward)
     made = [new(tape, shape, dtype, "rotary", moved) for shape in shapes]
     return Tensor(made[0].storage, shapes[0], dtype, node), Tensor(made[1].storage, shapes[1], dtype, node, 1)

@@ -15,7 +15,7 @@ from simcore.operators.automodel.env import Env
 from simcore.operators.automodel.latent import received_keys
 from simcore.operators.automodel.options import AutomodelOptions
 from simcore.operators.automodel.qwen3_5 import kept_on_stage
-from simcore.operators.automodel.sparse import OF_GRIDS, QWEN3_5, SPARSE
+from simcore.operators.automodel.sparse import OF_GRIDS, QWEN3_5, SPARSE, STEP
 from simcore.operators.shared import aten
 from simcore.operators.shared.layer_borders import BEFORE
 from simcore.recording.layer import LayerWorkload
@@ -69,6 +69,10 @@ def tables_of_stem(env: Env, kind: LayerKind, block: Embedding) -> list[Tensor]:
         for one in made:
             one.disown()
         return []
+    if kind.family == STEP and (run.checkpoint != "full" or run.no_grad):  # no layer reads them
+        for shape, dtype, name in ((shape, dtype, name) for name, shape, dtype in _angles(kind, run, block.rotary_dim)):
+            tape.empty(shape, dtype, name).disown()
+        return []
     mask = [made_mask(env)] if is_eager(env, kind.family) else []
     if mask and run.checkpoint != "full":
         mask.pop().disown()
@@ -76,8 +80,14 @@ def tables_of_stem(env: Env, kind: LayerKind, block: Embedding) -> list[Tensor]:
 
 
 def held_for_streams(env: Env, kind: LayerKind) -> list[Tensor]:
-    """Tensors that a model with residual streams drops when it returns, of which its first layer records the deaths."""
+    """Tensors that a model drops when it returns, of which its first layer records the deaths.
+
+    What layers with residual streams are given, and tables of Step 3.5, whose layers make their own.
+    """
     run, first = env.run, kind.branches[0].block if kind.branches else None
+    if kind.family == STEP and run.first and isinstance(first, Attention) and (run.checkpoint != "full" or run.no_grad):
+        return [env.tape.external(shape, dtype, env.tape.slot(name, "activation"), BEFORE)
+                for name, shape, dtype in _angles(kind, run, first.rotated)]
     if not (kind.streams and run.first and isinstance(first, CompressedAttention)):
         return []
     given = [] if run.checkpoint == "full" and not run.no_grad else given_to_layers(run, first.rope)

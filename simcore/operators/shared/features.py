@@ -106,7 +106,7 @@ def _mixer(block: Mixer) -> Iterator[str]:
                           ("biases of query, key and value", block.bias == "qkv"),
                           ("biases of attention", block.bias == "all"), ("ALiBi", block.alibi),
                           ("scores below a cap", block.capped),
-                          ("a gate of attention's output", block.gated), ("a norm of values", block.value_norm),
+                          ("a gate of attention's output", block.gated), ("gates of heads", block.head_gates), ("a norm of values", block.value_norm),
                           ("values out of keys", block.values_from_keys),
                           ("attention both ways within an image", block.two_way),
                           ("keys and values of another layer", block.borrows or block.lent > 0),
