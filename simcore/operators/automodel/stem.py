@@ -47,6 +47,8 @@ def stage_stem(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int
     """
     if _is_checkpointed(runs):
         return _of_streams(runs)
+    if any(kind.family == STEP for kind, _ in runs):
+        return _tables_of_step(runs, dropped=False)
     attending = ((kind, run, branch.block) for kind, run in runs if kind.family != "nemotron_h"
                  for branch in kind.branches)
     for kind, run, block in attending:
@@ -97,7 +99,18 @@ def held_for_streams(env: Env, kind: LayerKind) -> list[Tensor]:
 
 def stage_passing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
     """Bytes by name of what each later stage makes for its own layers, and drops when its forward returns."""
-    return {} if _is_checkpointed(runs) else _of_streams(runs)
+    return {} if _is_checkpointed(runs) else {**_of_streams(runs), **_tables_of_step(runs, dropped=True)}
+
+
+def _tables_of_step(runs: Sequence[tuple[LayerKind, LayerWorkload]], *, dropped: bool) -> dict[str, int]:
+    """Bytes by name of the table that Step 3.5 makes, whose layers make their own: checkpoints alone keep it."""
+    for kind, run in runs:
+        block = kind.branches[0].block if kind.branches else None
+        is_dropped = run.checkpoint != "full" or run.no_grad
+        if kind.family == STEP and isinstance(block, Attention) and dropped == is_dropped:
+            return {name: math.prod(shape) * dtype_bytes(dtype)
+                    for name, shape, dtype in _angles(kind, run, block.rotated)}
+    return {}
 
 
 def _is_checkpointed(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> bool:

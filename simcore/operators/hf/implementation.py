@@ -28,11 +28,11 @@ from simcore.operators.hf.autocast import layer_norm, narrowed
 from simcore.operators.hf.embedding import called, embedding, shared_tables, stage_stem
 from simcore.operators.hf.families import EMBEDDINGS, mix, norm, of_family, pair
 from simcore.operators.hf.gemma4.beside import Beside
-from simcore.operators.hf.gemma4.experts import beside_mlp
 from simcore.operators.hf.gemma4.own_input import add_own_input
 from simcore.operators.hf.head import VALUE_HEADS, final_norm, head
 from simcore.operators.hf.layers import Inputs, has_eager_attention, linear
 from simcore.operators.hf.losses import loss_of
+from simcore.operators.hf.moe import joined
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.hf.tensors import tensors
 from simcore.operators.hf.unsloth import has_fast_layers, input_buffers, unsloth_layer, weight_buffer
@@ -63,7 +63,8 @@ SERVED: Final = frozenset({"norms of query and key", "biases of query, key and v
                            "a scaled output of layers", "gated experts chosen by sigmoid",
                            "attention both ways within an image", "keys and values of another layer",
                            "inputs of single layers", "experts beside an MLP", "experts with GELU",
-                           "a router with a scale of each expert", "latent attention", UNIT_NORMS, TEMPERED, CHUNKS, WEIGHED_INPUT})
+                           "a router with a scale of each expert", "latent attention", UNIT_NORMS, TEMPERED, CHUNKS,
+                           WEIGHED_INPUT})
 """Features (`operators/shared/features.py`) of models that these layers are recorded with."""
 
 _LINEARS: Final = {**{f"w{part}": f"self_attn.{part}_proj" for part in "qkvo"},
@@ -326,7 +327,8 @@ def _branches(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -
         kept.clear()
     del residual
     if kind.joined:
-        x, _held = beside_mlp(tape, kind, run, inputs._replace(hidden=x), _held)
+        x, _held = joined(tape, kind, run, x, lambda x: mix(
+            tape, run, kind.branches[-2], inputs._replace(hidden=x), kind.family)[0], norm, _held)
     if inputs.own is not None:
         x = add_own_input(tape, run, x, inputs.own, linear)
     if kind.scales_output:

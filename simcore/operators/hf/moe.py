@@ -9,11 +9,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from simcore.models.blocks import Branch, Mlp, Moe
+from simcore.models.blocks import Branch, LayerKind, Mlp, Moe
 from simcore.operators.hf import remote_code
 from simcore.operators.hf.across_ranks.exchange import by_exchange, masked_in_place
 from simcore.operators.hf.across_ranks.width import by_width
 from simcore.operators.hf.autocast import is_autocast, product
+from simcore.operators.hf.gemma4.experts import Parts, beside_mlp
 from simcore.operators.hf.layers import is_of_hub, linear, mlp, relu2
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.hf.packed import whole_experts
@@ -30,7 +31,7 @@ from simcore.recording.tape import (
     Tensor,
 )
 
-__all__ = ["ByExpert", "as_rows", "by_expert", "by_token", "moe", "returning_logits", "route_greedily",
+__all__ = ["ByExpert", "as_rows", "by_expert", "by_token", "joined", "moe", "returning_logits", "route_greedily",
            "route_in_groups", "routed"]
 
 Route = Callable[[Tape, LayerWorkload, str, Moe, Tensor], tuple[Tensor, Tensor, Tensor]]
@@ -92,6 +93,27 @@ def routed(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor, ind
     if HfOptions.of(run.options).experts_unit:
         return _inner_unit(tape, run, name, block, x, indices, weights)
     return _experts(tape, run, name, block, x, indices, weights)
+
+
+def joined(tape: Tape, kind: LayerKind, run: LayerWorkload, x: Tensor, dense: Callable[[Tensor], Tensor],
+           norm: Callable[[Tape, LayerWorkload, str, Tensor, str], Tensor], held: object) -> tuple[Tensor, object]:
+    """Stream `x` with experts beside an MLP `dense` added, and what the layer holds: `gemma4.experts`."""
+    name, size = kind.branches[-1].name, kind.hidden
+    # The experts' module is the layer's own, not inside of a block that routes.
+    inside = {f"{name}.{at}": param for at, param in run.params.items() if at.startswith(f"{name}.")}
+
+    def normed(path: str, x: Tensor) -> Tensor:
+        tape.scope = f"{path}."
+        return norm(tape, run, f"{path}.", x, kind.family)
+
+    def experts(rows: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+        block = kind.branches[-1].block
+        assert isinstance(block, Moe)
+        return routed(tape, replace(run, params={**run.params, **inside}), name, block, rows, indices, weights)
+
+    parts = Parts(normed, dense, lambda at, x: linear(tape, run, at, x),
+                  lambda x: as_rows(tape, x, (run.tokens, size)), experts)
+    return beside_mlp(tape, kind, run, x, parts, held)
 
 
 def returning_logits(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor) -> tuple[Tensor, Tensor]:
