@@ -46,6 +46,7 @@ from simcore.operators.automodel.dense import (
     is_eager,
     norms_by_kernel,
     qwen3_moe_attention,
+    step_layer,
 )
 from simcore.operators.automodel.env import ALONE, BESIDE, Env, around
 from simcore.operators.automodel.gpt_oss import oss_attention
@@ -66,7 +67,6 @@ from simcore.operators.automodel.stem import (
     standing,
     tables_of_stem,
 )
-from simcore.operators.automodel.step import step_layer
 from simcore.operators.automodel.tensors import tensors
 from simcore.operators.hf.vision.deepstack import add_in_place
 from simcore.operators.implementation import Implementation

@@ -18,7 +18,7 @@ QWEN3_5: Final = ("qwen3_5_text", "qwen3_5_moe_text")
 OF_GRIDS: Final = (*QWEN3_5, "qwen3_vl_moe_text")
 """Decoders whose tables are made of places in images, behind the tower if there is one."""
 STEP: Final = "step3p5"
-"""Decoder whose attention makes its own tables, and whose shared expert stands in the layer (`step`)."""
+"""Decoder whose attention makes its own tables, and whose shared expert stands in the layer (`dense`)."""
 FROM_ZERO: Final = (*QWEN3_5, "qwen3_next", STEP)
 """Decoders whose layers have norms with weights around zero; Qwen3-Next's last norm is an ordinary one."""
 

@@ -298,9 +298,8 @@ def _branches(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -
         return _beside(tape, kind, run, inputs)
     if run.checkpoint != "none" and HfOptions.of(run.options).checkpoints_parts:
         return _by_parts(tape, kind, run, inputs)
-    x, _held, _both = inputs.hidden, None, list[Tensor]()
-    if kind.paired:
-        x = pair(tape, kind, run, inputs, _both)
+    _held, _both = None, list[Tensor]()
+    x = pair(tape, kind, run, inputs, _both) if kind.paired else inputs.hidden
     for branch in kind.branches[2 * kind.paired:-2 if kind.joined else None]:
         residual = x
         tape.scope = f"{branch.norm}."
@@ -326,9 +325,7 @@ def _branches(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -
         x = aten.add(tape, residual, aten.mul_scalar(tape, x) if kind.scaled else x, "residual")
         kept.clear()
     del residual
-    if kind.joined:
-        x, _held = joined(tape, kind, run, x, lambda x: mix(
-            tape, run, kind.branches[-2], inputs._replace(hidden=x), kind.family)[0], norm, _held)
+    x, _held = joined(tape, kind, run, inputs._replace(hidden=x), mix, norm, _held) if kind.joined else (x, _held)
     if inputs.own is not None:
         x = add_own_input(tape, run, x, inputs.own, linear)
     if kind.scales_output:

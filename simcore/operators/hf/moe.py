@@ -15,7 +15,7 @@ from simcore.operators.hf.across_ranks.exchange import by_exchange, masked_in_pl
 from simcore.operators.hf.across_ranks.width import by_width
 from simcore.operators.hf.autocast import is_autocast, product
 from simcore.operators.hf.gemma4.experts import Parts, beside_mlp
-from simcore.operators.hf.layers import is_of_hub, linear, mlp, relu2
+from simcore.operators.hf.layers import Inputs, is_of_hub, linear, mlp, relu2
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.hf.packed import whole_experts
 from simcore.operators.hf.peft import ExpertWeights
@@ -95,10 +95,11 @@ def routed(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor, ind
     return _experts(tape, run, name, block, x, indices, weights)
 
 
-def joined(tape: Tape, kind: LayerKind, run: LayerWorkload, x: Tensor, dense: Callable[[Tensor], Tensor],
+def joined(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs,
+           mix: Callable[[Tape, LayerWorkload, Branch, Inputs, str], tuple[Tensor, object]],
            norm: Callable[[Tape, LayerWorkload, str, Tensor, str], Tensor], held: object) -> tuple[Tensor, object]:
-    """Stream `x` with experts beside an MLP `dense` added, and what the layer holds: `gemma4.experts`."""
-    name, size = kind.branches[-1].name, kind.hidden
+    """Stream `inputs.hidden` with experts beside an MLP added, and what the layer holds: `gemma4.experts`."""
+    name, size, dense = kind.branches[-1].name, kind.hidden, kind.branches[-2]
     # The experts' module is the layer's own, not inside of a block that routes.
     inside = {f"{name}.{at}": param for at, param in run.params.items() if at.startswith(f"{name}.")}
 
@@ -111,9 +112,9 @@ def joined(tape: Tape, kind: LayerKind, run: LayerWorkload, x: Tensor, dense: Ca
         assert isinstance(block, Moe)
         return routed(tape, replace(run, params={**run.params, **inside}), name, block, rows, indices, weights)
 
-    parts = Parts(normed, dense, lambda at, x: linear(tape, run, at, x),
-                  lambda x: as_rows(tape, x, (run.tokens, size)), experts)
-    return beside_mlp(tape, kind, run, x, parts, held)
+    parts = Parts(normed, lambda x: mix(tape, run, dense, inputs._replace(hidden=x), kind.family)[0],
+                  lambda at, x: linear(tape, run, at, x), lambda x: as_rows(tape, x, (run.tokens, size)), experts)
+    return beside_mlp(tape, kind, run, inputs.hidden, parts, held)
 
 
 def returning_logits(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor) -> tuple[Tensor, Tensor]:
