@@ -31,7 +31,8 @@ class Attention:
     see each other, by a mask. `borrows`: keys and values are an earlier layer's, it has no projections of them; `lent`:
     layers up to the next that uses its keys and values, 0 none. `unit_norms`: norms without a weight over heads of q
     and k, behind their rotation. `tempered`: q is multiplied by a number of its position. `chunk`: tokens of a chunk,
-    of which a token sees its own, 0 all. `value`: size of a head of values, 0 that of a key.
+    of which a token sees its own, 0 all. `value`: size of a head of values, 0 that of a key. `head_gates`: a sigmoid of
+    a product with the input, a number for each head, weighs what the head puts out.
     """
 
     hidden: int
@@ -58,6 +59,7 @@ class Attention:
     tempered: bool = False
     chunk: int = 0
     value: int = 0
+    head_gates: bool = False
 
     @property
     def q_size(self) -> int:

@@ -26,7 +26,7 @@ STORED = HERE / "models" / "transformers-5.23.0.json"
 OTHER_SIZES = HERE / "models" / "other-sizes.json"
 FIRST_LAYERS = 2
 SEVERAL = ("internvl", "llava", "mistral3")  # families with decoders and towers of several types
-REMOTE = ("bailing_moe", "nemotron-nas")  # transformers has no code for them
+REMOTE = ("bailing_moe", "nemotron-nas", "step3p5")  # transformers has no code for them, or none of text alone
 TOWER_LAYER = re.compile(
     r"(?:vision_tower\.(?:encoder|transformer)\.layers?|visual\.blocks|audio_tower\.layers)\.(\d+)\.")
 # Words of a name -> component; the first that fits.

@@ -46,6 +46,7 @@ from simcore.operators.automodel.dense import (
     is_eager,
     norms_by_kernel,
     qwen3_moe_attention,
+    step_layer,
 )
 from simcore.operators.automodel.env import ALONE, BESIDE, Env, around
 from simcore.operators.automodel.gpt_oss import oss_attention
@@ -57,7 +58,7 @@ from simcore.operators.automodel.options import AutomodelOptions
 from simcore.operators.automodel.predictions import meet_further, predicted_logits, predictions, with_further
 from simcore.operators.automodel.qwen3_5 import gated_attention, make_tables, stem_tables
 from simcore.operators.automodel.recurrent import delta_net, mamba
-from simcore.operators.automodel.sparse import OF_GRIDS, QWEN3_5, SPARSE, has_streams, has_wide_head
+from simcore.operators.automodel.sparse import OF_GRIDS, QWEN3_5, SPARSE, STEP, has_streams, has_wide_head
 from simcore.operators.automodel.stem import (
     by_parts,
     held_for_streams,
@@ -223,6 +224,8 @@ def _layer(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
     if env.options.compiled:
         return compiled_layer(env.tape, env.run, kind, hidden, fuses_norms=not norms_by_kernel(kind.family))
     try:
+        if kind.family == STEP:
+            return step_layer(env, kind, hidden, partial(_experts_at, env, kind.family))
         return _of_streams(env, kind, hidden) if kind.streams else _branches(env, kind, hidden)
     finally:  # a replay stops before its layer returns
         env.held.clear()
@@ -252,6 +255,10 @@ def _of_streams(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
         return moe_of(env, x, block, path, SPARSE[kind.family])
 
     return compressed_layer(_modules(env), kind, hidden, experts)
+
+
+def _experts_at(env: Env, family: str, x: Tensor, block: Moe, path: str) -> Tensor:
+    return moe_of(env, x, block, path, SPARSE[family])
 
 
 def _modules(env: Env) -> Modules:

@@ -1,8 +1,9 @@
 """Families with experts in every layer, or in every one but the first, whose models NeMo Automodel 0.7.0 writes alike.
 
 `components/models/{deepseek_v3,deepseek_v32,deepseek_v4,glm4_moe,glm4_moe_lite,glm_moe_dsa,gpt_oss,hy_v3,ling_v2,minimax_m2,
-mistral4,qwen3_moe,qwen3_next}/model.py`, `{qwen3_5_moe,qwen3_vl_moe}/model.py`: attention, then an MLP or experts, each
-behind its norm, with rotary tables that the model makes of position ids. Nemotron-H has a model of another kind.
+mistral4,qwen3_moe,qwen3_next,step3p5}/model.py`, `{qwen3_5_moe,qwen3_vl_moe}/model.py`: attention, then an MLP or
+experts, each behind its norm, with rotary tables that the model makes of position ids. Nemotron-H has a model of
+another kind.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["FROM_ZERO", "OF_GRIDS", "QWEN3_5", "SPARSE", "SparseFamily", "has_streams", "has_wide_head"]
+__all__ = ["FROM_ZERO", "OF_GRIDS", "QWEN3_5", "SPARSE", "STEP", "SparseFamily", "has_streams", "has_wide_head"]
 
 QWEN3_5: Final = ("qwen3_5_text", "qwen3_5_moe_text")
 """Decoders of Qwen 3.5, dense and with experts: layers alike but for those (`components/models/qwen3_next`)."""
 OF_GRIDS: Final = (*QWEN3_5, "qwen3_vl_moe_text")
 """Decoders whose tables are made of places in images, behind the tower if there is one."""
-FROM_ZERO: Final = (*QWEN3_5, "qwen3_next")
+STEP: Final = "step3p5"
+"""Decoder whose attention makes its own tables, and whose shared expert stands in the layer (`dense`)."""
+FROM_ZERO: Final = (*QWEN3_5, "qwen3_next", STEP)
 """Decoders whose layers have norms with weights around zero; Qwen3-Next's last norm is an ordinary one."""
 
 
@@ -30,8 +33,8 @@ class SparseFamily:
     experts, without those that are routed to, is an FSDP2 unit inside the layer. `holds_given`: its blocks' variable
     `mlp_in` holds what experts are given until a block returns. `corrects`: a buffer corrects the scores of its softmax
     for the choice, and no loss balances them (`softmax_with_bias`). `splits`: mesh axes other than ep that its class
-    says it supports (`ModelCapabilities`). `wide_head`: its head is fp32, and multiplies in it.
-    `streams`: residual streams that layers mix (DeepSeek-V4), with attention to compressed keys.
+    says it supports (`ModelCapabilities`), or that the repository's recipes ask for. `wide_head`: its head is fp32, and
+    multiplies in it. `streams`: residual streams that layers mix (DeepSeek-V4), with attention to compressed keys.
     """
 
     model: str
@@ -68,6 +71,7 @@ SPARSE: Final = {
     "qwen3_next": SparseFamily("Qwen3NextForCausalLM", "qwen3_next", wide=False, wide_product=False, splits=()),
     "qwen3_vl_moe_text": SparseFamily("Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe", holds_stem=True, wide=False,
                                       wide_product=False, splits=("pp",)),
+    STEP: SparseFamily("Step3p5ForCausalLM", "step3p5", holds_stem=True, wide=False, splits=("pp",)),
     "qwen3_moe": SparseFamily("Qwen3MoeForCausalLM", "qwen3_moe", routes_alone=False, wide=False, wide_product=False),
 }
 """By `model_type`."""

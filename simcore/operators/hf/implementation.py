@@ -32,6 +32,7 @@ from simcore.operators.hf.gemma4.own_input import add_own_input
 from simcore.operators.hf.head import VALUE_HEADS, final_norm, head
 from simcore.operators.hf.layers import Inputs, has_eager_attention, linear
 from simcore.operators.hf.losses import loss_of
+from simcore.operators.hf.moe import joined
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.hf.tensors import tensors
 from simcore.operators.hf.unsloth import has_fast_layers, input_buffers, unsloth_layer, weight_buffer
@@ -61,7 +62,9 @@ SERVED: Final = frozenset({"norms of query and key", "biases of query, key and v
                            "a vision tower", "a mixer beside attention", "a norm of values", "values out of keys",
                            "a scaled output of layers", "gated experts chosen by sigmoid",
                            "attention both ways within an image", "keys and values of another layer",
-                           "inputs of single layers", "latent attention", UNIT_NORMS, TEMPERED, CHUNKS, WEIGHED_INPUT})
+                           "inputs of single layers", "experts beside an MLP", "experts with GELU",
+                           "a router with a scale of each expert", "latent attention", UNIT_NORMS, TEMPERED, CHUNKS,
+                           WEIGHED_INPUT})
 """Features (`operators/shared/features.py`) of models that these layers are recorded with."""
 
 _LINEARS: Final = {**{f"w{part}": f"self_attn.{part}_proj" for part in "qkvo"},
@@ -295,10 +298,9 @@ def _branches(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -
         return _beside(tape, kind, run, inputs)
     if run.checkpoint != "none" and HfOptions.of(run.options).checkpoints_parts:
         return _by_parts(tape, kind, run, inputs)
-    x, _held, _both = inputs.hidden, None, list[Tensor]()
-    if kind.paired:
-        x = pair(tape, kind, run, inputs, _both)
-    for branch in kind.branches[2 * kind.paired:]:
+    _held, _both = None, list[Tensor]()
+    x = pair(tape, kind, run, inputs, _both) if kind.paired else inputs.hidden
+    for branch in kind.branches[2 * kind.paired:-2 if kind.joined else None]:
         residual = x
         tape.scope = f"{branch.norm}."
         seen = aten.cast(tape, x, run.compute) if kind.wide else x
@@ -322,8 +324,9 @@ def _branches(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -
         tape.scope = ""
         x = aten.add(tape, residual, aten.mul_scalar(tape, x) if kind.scaled else x, "residual")
         kept.clear()
+    del residual
+    x, _held = joined(tape, kind, run, inputs._replace(hidden=x), mix, norm, _held) if kind.joined else (x, _held)
     if inputs.own is not None:
-        del residual
         x = add_own_input(tape, run, x, inputs.own, linear)
     if kind.scales_output:
         aten.mul_(tape, x, run.params["layer_scalar"])

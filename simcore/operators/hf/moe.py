@@ -9,12 +9,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from simcore.models.blocks import Branch, Mlp, Moe
+from simcore.models.blocks import Branch, LayerKind, Mlp, Moe
 from simcore.operators.hf import remote_code
 from simcore.operators.hf.across_ranks.exchange import by_exchange, masked_in_place
 from simcore.operators.hf.across_ranks.width import by_width
 from simcore.operators.hf.autocast import is_autocast, product
-from simcore.operators.hf.layers import is_of_hub, linear, mlp, relu2
+from simcore.operators.hf.gemma4.experts import Parts, beside_mlp
+from simcore.operators.hf.layers import Inputs, is_of_hub, linear, mlp, relu2
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.hf.packed import whole_experts
 from simcore.operators.hf.peft import ExpertWeights
@@ -30,7 +31,7 @@ from simcore.recording.tape import (
     Tensor,
 )
 
-__all__ = ["ByExpert", "as_rows", "by_expert", "by_token", "moe", "returning_logits", "route_greedily",
+__all__ = ["ByExpert", "as_rows", "by_expert", "by_token", "joined", "moe", "returning_logits", "route_greedily",
            "route_in_groups", "routed"]
 
 Route = Callable[[Tape, LayerWorkload, str, Moe, Tensor], tuple[Tensor, Tensor, Tensor]]
@@ -92,6 +93,28 @@ def routed(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor, ind
     if HfOptions.of(run.options).experts_unit:
         return _inner_unit(tape, run, name, block, x, indices, weights)
     return _experts(tape, run, name, block, x, indices, weights)
+
+
+def joined(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs,
+           mix: Callable[[Tape, LayerWorkload, Branch, Inputs, str], tuple[Tensor, object]],
+           norm: Callable[[Tape, LayerWorkload, str, Tensor, str], Tensor], held: object) -> tuple[Tensor, object]:
+    """Stream `inputs.hidden` with experts beside an MLP added, and what the layer holds: `gemma4.experts`."""
+    name, size, dense = kind.branches[-1].name, kind.hidden, kind.branches[-2]
+    # The experts' module is the layer's own, not inside of a block that routes.
+    inside = {f"{name}.{at}": param for at, param in run.params.items() if at.startswith(f"{name}.")}
+
+    def normed(path: str, x: Tensor) -> Tensor:
+        tape.scope = f"{path}."
+        return norm(tape, run, f"{path}.", x, kind.family)
+
+    def experts(rows: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+        block = kind.branches[-1].block
+        assert isinstance(block, Moe)
+        return routed(tape, replace(run, params={**run.params, **inside}), name, block, rows, indices, weights)
+
+    parts = Parts(normed, lambda x: mix(tape, run, dense, inputs._replace(hidden=x), kind.family)[0],
+                  lambda at, x: linear(tape, run, at, x), lambda x: as_rows(tape, x, (run.tokens, size)), experts)
+    return beside_mlp(tape, kind, run, inputs.hidden, parts, held)
 
 
 def returning_logits(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -267,7 +290,7 @@ def _experts(tape: Tape, run: LayerWorkload, name: str, block: Moe, hidden: Tens
         x = aten.all_to_all(tape, x, received, run.ep_axis)
         x = _regroup(tape, run, name, x, "experts_in")
     h = _product(tape, run, f"{name}.experts.{first}", x, matrices, 0)
-    h = _swiglu(tape, h) if block.gated else relu2(tape, run, h)
+    h = _gated(tape, h, block) if block.gated else relu2(tape, run, h)
     y = _product(tape, run, f"{name}.experts.down_proj", h, matrices, 1)
     if run.ep > 1:
         y = _regroup(tape, run, name, y, "experts_out")
@@ -286,7 +309,7 @@ def _grouped_experts(tape: Tape, run: LayerWorkload, name: str, block: Moe, hidd
         tape, run, f"{name}.experts", (first, "down_proj"), whole_experts)
     found = by_expert(tape, block, hidden, indices, weights)
     x = aten.grouped_mm(tape, found.rows, matrices[first], found.offsets, f"experts.{first}")
-    x = _swiglu(tape, x) if block.gated else aten.cast(tape, relu2(tape, run, x), hidden.dtype)
+    x = _gated(tape, x, block) if block.gated else aten.cast(tape, relu2(tape, run, x), hidden.dtype)
     x = aten.grouped_mm(tape, x, matrices["down_proj"], found.offsets, "experts.down_proj")
     return by_token(tape, run, block, x, found, hidden.dtype)
 
@@ -304,7 +327,7 @@ def _dispatched(tape: Tape, run: LayerWorkload, name: str, block: Moe, hidden: T
         found = found._replace(rows=masked_in_place(tape, found.rows, mask))
         x = aten.grouped_mm(tape, found.rows, matrices[first], found.offsets, f"experts.{first}")
         x = aten.masked_fill(tape, x, mask)
-        x = _swiglu(tape, x) if block.gated else aten.cast(tape, relu2(tape, run, x), rows.dtype)
+        x = _gated(tape, x, block) if block.gated else aten.cast(tape, relu2(tape, run, x), rows.dtype)
         x = aten.grouped_mm(tape, x, matrices["down_proj"], found.offsets, "experts.down_proj")
         x = aten.masked_fill(tape, x, mask)
         return by_token(tape, run, own, x, found, rows.dtype)
@@ -353,10 +376,10 @@ def by_token(tape: Tape, run: LayerWorkload, block: Moe, x: Tensor, found: ByExp
     return aten.cast(tape, out, dtype)
 
 
-def _swiglu(tape: Tape, x: Tensor) -> Tensor:
-    """`silu(gate) * up` of one tensor that holds both; the views pin it."""
+def _gated(tape: Tape, x: Tensor, block: Moe) -> Tensor:
+    """`silu(gate) * up` (or GELU) of one tensor that holds both; the views pin it."""
     gate, up = aten.chunk(tape, x)
-    return aten.mul(tape, aten.silu(tape, gate), up)
+    return aten.mul(tape, (aten.gelu if block.gelu else aten.silu)(tape, gate), up)
 
 
 def _regroup(tape: Tape, run: LayerWorkload, name: str, x: Tensor, label: str) -> Tensor:

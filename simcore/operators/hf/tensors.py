@@ -162,6 +162,8 @@ def _attention(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
         names = ("query_layernorm", "key_layernorm") if family == "hunyuan_v1_dense" else ("q_norm", "k_norm")
         for part, size in zip(names, sizes, strict=True):
             yield from _norm(f"{name}.{part}.", size, "heads" if b.whole_norms else "head_dim")
+    if b.head_gates:
+        yield linear_weight(f"{name}.g_proj", (b.num_heads, "heads"), hidden, "attention")
 
 
 def _gemma4_attention(name: str, b: Any) -> Iterable[TensorSpec]:
@@ -342,7 +344,7 @@ def _low_rank(at: str, b: SharedTransformer, out: tuple[int, str], into: tuple[i
 
 _GEMMA: Final = ("gemma2", "gemma3_text")
 _TWO_LINEARS: Final = {"phi": ("fc1", "fc2"), "starcoder2": ("c_fc", "c_proj")}
-_ROUTER_FIRST: Final = ("hy_v3", "minimax_m2", "mixtral", "gpt_oss", "olmoe", "qwen2_moe", "qwen3_next",
+_ROUTER_FIRST: Final = ("hy_v3", "minimax_m2", "mixtral", "gpt_oss", "olmoe", "qwen2_moe", "qwen3_next", "step3p5",
                         "qwen3_5_moe_text", "granitemoehybrid")
 _BLOCK: Final[dict[type, Callable[[str, Any, str], Iterable[TensorSpec]]]] = {
     Mamba2: _mamba, GatedDeltaNet: _delta_net, Attention: _attention, LatentAttention: _latent, Mlp: _mlp, Moe: _moe

@@ -17,7 +17,7 @@ __all__ = ["BALANCING", "LINEARS_BEHIND_TOWERS", "LINEARS_WITH_TOWERS", "NAMED_B
 
 _ATTENTION: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP: Final = ("gate_proj", "up_proj", "down_proj")
-_OF_REPOSITORIES: Final = ("bailing_moe", "nemotron-nas")
+_OF_REPOSITORIES: Final = ("bailing_moe", "nemotron-nas", "step3p5")
 """Families whose code lies beside their weights, with names of its own: transformers 5.23.0 has none."""
 LINEARS_BEHIND_TOWERS: Final = {
     **dict.fromkeys(("gemma3", "internvl", "llava", "mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl"),

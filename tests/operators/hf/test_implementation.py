@@ -146,6 +146,7 @@ def measured(name: str) -> list[tuple[str, Events]]:
             for section in (CASES | EAGER)[name]["sections"]]
 
 
+WITH_EXPERTS = tuple(name for name in CASES if name.startswith("gemma4-experts"))
 NOT_IN_ORDER = {
     "qwen3-host": ("backward 0",), "qwen2-host-b2": ("backward 0",),
     "nemotron-host": ("backward 0", "forward 1", "forward 4"),
@@ -154,14 +155,14 @@ NOT_IN_ORDER = {
                     ("stem", "forward 0", "after 0", "forward 1")),
     **dict.fromkeys(("olmo3", "olmo3-ac-b2"), ("stem", "forward 0", "after 0", "forward 1", "after 1", "forward 2")),
     **dict.fromkeys(("gemma3", "gemma3-ac-b2", "gemma4", "gemma4-ac-b2", "gemma4-wide", "gemma4-lora-b2",
-                     "gemma4-unified"), ("backward 1", "backward 0")),
+                     "gemma4-unified", *WITH_EXPERTS), ("backward 1", "backward 0")),
 }
 """Differences of one event: tables die with the function of the first layer, after the embedding's gradient is born;
 a first run without a graph keeps no copy of 4 KiB for an in-place division of the router; FSDP2 casts a hidden state in
 fp32, or rotary tables, before it marks the next layer's begin; Gemma 3's tables of whole layers die with the lowest of
 these, here with the first layer, and so do Gemma 4's."""
 NEIGHBOURS = ("mamba2", "mamba2-ac-b2", "gemma3", "gemma3-ac-b2", "gemma4", "gemma4-ac-b2", "gemma4-wide",
-              "gemma4-lora-b2", "gemma4-unified", "olmo2", "olmo2-ac", "olmo2-lora-b2",
+              "gemma4-lora-b2", "gemma4-unified", *WITH_EXPERTS, "olmo2", "olmo2-ac", "olmo2-lora-b2",
               "ernie", "ernie-ac-b2", "olmo3", "olmo3-ac-b2")
 """There two sections that follow each other have the same bytes together."""
 
@@ -193,6 +194,8 @@ EAGER_NOT_IN_ORDER = {
     "gemma3-eager-lora": ("after 2", "backward 1", "backward 0"),
     "gemma4-eager": ("after 3", "backward 1", "backward 0"), "gemma4-eager-ac": ("backward 1", "backward 0"),
     "gemma4-eager-lora-b2": ("after 3", "backward 1", "backward 0"),
+    "gemma4-experts-eager": ("after 1", "backward 1", "backward 0"),
+    "gemma4-experts-eager-ac-b2": ("backward 1", "backward 0"),
 }
 """A mask dies with the lowest layer that reads it, here with the first; GPT-OSS and Gemma have one more, for layers
 with a window; tables of `host` and of Gemma 3 as above."""
