@@ -47,7 +47,7 @@ FULL: dict[str, Any] = {
                  "expert_adapters": "auto", "dtype": "bf16", "modules_to_save": []},
         "quantization": {"format": "nf4", "block_size": 64, "double_quant": True},
     },
-    "rl": {"trainer": "nemo_rl", "prompts": 2, "generations": 8, "logprob_batch_size": 1, "reference": "none",
+    "rl": {"trainer": "nemo_rl", "version": "auto", "prompts": 2, "generations": 8, "logprob_batch_size": 1, "reference": "none",
            "generated_prompts": 6, "prompt_tokens": 512, "mean_tokens": 900,
            "asynchronous": False, "steps_ahead": 1, "on_policy_ratio": False, "refit_buffer": 0.3, "refit_bucket": 2048,
            "param_offload": False, "optimizer_offload": False,

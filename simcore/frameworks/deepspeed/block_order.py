@@ -84,7 +84,7 @@ def with_norms(linears: Mapping[str, Linear], block: Mixer, family: str) -> list
         elif path not in norms.values():
             units.append(linear)
     if isinstance(block, Attention) and block.value_norm:
-        values = next(linear for path, linear in reversed(linears.items()) if path.endswith((".v_proj", ".k_proj")))
+        values = next(linear for path, linear in reversed(list(linears.items())) if path.endswith((".v_proj", ".k_proj")))
         units.insert(-1, _LateNorm(Linear(()), values))
     return units
 

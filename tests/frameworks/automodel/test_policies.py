@@ -140,7 +140,7 @@ def test_units_on_the_host_are_those_of_plain_fsdp2() -> None:
 @pytest.mark.parametrize(("mesh", "given", "error", "message"), [
     ({}, {"offload": HOST}, IllegalLayout, "CPUOffload doesn't work on single GPU"),
     ({"dp_shard": 2}, {"offload": {"params": "host"}}, IllegalLayout, "which offloads parameters, gradients, and"),
-    ({"dp_shard": 2}, {"offload": HOST | {"activations": "host"}}, IllegalLayout, "no setting by which saved activations"),
+    ({"dp_shard": 2}, {"offload": HOST | {"activations": "host"}}, IllegalLayout, "no setting by which saved"),
     ({"dp_shard": 2}, {"offload": HOST, "version": "0.7.0"}, NotYet, "params outside the device under automodel"),
     ({"dp_shard": 2}, {"offload": {"params": "disk"}}, InputError, "disk")])
 def test_an_offload_that_no_worker_has(mesh: dict[str, int], given: dict[str, Any], error: type[Exception],
