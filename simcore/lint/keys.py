@@ -15,6 +15,7 @@ from simcore.lint.rule import Example, Rule
 from simcore.lint.subject import Subject
 from simcore.lint.upstream import upstream_of
 from simcore.recipes.imported import Left
+from simcore.recipes.trl.stages import is_of_sft
 
 __all__ = ["RULES"]
 
@@ -74,16 +75,22 @@ def _unknown(subject: Subject) -> list[Left]:
     """Keys that upstream does not have; `near`: one that it has and that is spelt almost alike.
 
     By the table of upstream's keys where the format has one, also for keys that a pattern of the reader takes; else by
-    the reader's own. A key that upstream has is none, whether the reader knows it or not.
+    the reader's own, and so for trainings of TRL beside `trl sft`, whose keys the table has. A key that upstream has is
+    none, whether the reader knows it or not, nor is an option of `accelerate launch` that `trl` hands on.
     """
     left = [one for one in (subject.imported.left if subject.imported else ()) if one.kind == "unknown" and one.key]
     upstream = upstream_of(subject.format)
     if upstream is None or subject.recipe is None:
         return left
+    launcher = upstream_of("accelerate")
+    handed_on = launcher.keys if subject.format == "trl" and launcher else frozenset()
+    if subject.format == "trl" and not is_of_sft(frozenset(map(str, subject.recipe.data))):
+        return [one for one in left if one.key not in handed_on]
     told = [one for one in left if "." in one.key and one.key.rpartition(".")[2] not in upstream.keys
             and one.key.partition(".")[0] in upstream.keys and subject.format == "accelerate"]
     for key, value in subject.recipe.data.items():
-        if key not in upstream.keys and value is not None and key not in _OTHERS and (subject.format, key) not in _GONE:
+        is_known = key in upstream.keys | handed_on or key in _OTHERS or (subject.format, key) in _GONE
+        if value is not None and not is_known:
             near = difflib.get_close_matches(key, sorted(upstream.keys - subject.recipe.data.keys()), 1, _ALIKE)
             told.append(Left("unknown", subject.recipe.where((key,)), key, shorten(value), "", "".join(near)))
     return told

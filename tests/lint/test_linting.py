@@ -91,6 +91,17 @@ def test_a_pattern_of_the_reader_hides_no_key(line: str, code: str, tmp_path: Pa
     assert codes(found) == [code]
 
 
+@pytest.mark.parametrize(("lines", "unknown"), [
+    ("num_generations: 8\nreward_funcs: [accuracy]\nmax_completion_length: 512\nbeta: 0.04\n", []),
+    ("num_processes: 8\n", []), ("num_generation: 8\n", ["num_generation"]),
+    ("num_generations: 8\nno_such_key: 1\n", ["no_such_key"])])
+def test_keys_of_other_trainings_of_trl_and_of_its_launcher_are_known(lines: str, unknown: list[str],
+                                                                      tmp_path: Path) -> None:
+    told = [one.message.partition(" ")[0] for one in linted(tmp_path, "trl", lines, gpus=8).findings
+            if one.code.endswith("-key")]
+    assert [name for name in told if f"{name}:" in lines] == unknown
+
+
 # ---- launch and companions -----------------------------------------------------------------------------------------
 def test_the_launch_is_judged_at_its_line(tmp_path: Path) -> None:
     launch = {"run.sh": "#!/bin/bash\ntorchrun --nproc-per-node 6 train.py mine.yaml\n"}

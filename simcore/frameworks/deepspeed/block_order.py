@@ -84,8 +84,8 @@ def with_norms(linears: Mapping[str, Linear], block: Mixer, family: str) -> list
         elif path not in norms.values():
             units.append(linear)
     if isinstance(block, Attention) and block.value_norm:
-        values = next(linear for path, linear in reversed(list(linears.items())) if path.endswith((".v_proj", ".k_proj")))
-        units.insert(-1, _LateNorm(Linear(()), values))
+        made_of = [linear for path, linear in linears.items() if path.endswith((".v_proj", ".k_proj"))]
+        units.insert(-1, _LateNorm(Linear(()), made_of[-1]))
     return units
 
 

@@ -82,7 +82,8 @@ def _attention_of_gemma(tape: Tape, run: LayerWorkload, branch: Branch, inputs: 
     assert isinstance(block, Attention)
     if block.capped and not (has_eager_attention(run) or has_flash_attention(run)):
         raise NotYet(Problem("framework_options.attn_implementation", "not yet: scores below a cap in another "
-                             "attention than eager and flash_attention_2 (transformers 5.23 models/gemma2: SDPA has "
+                             "attention than eager and flash_attention_2, which is to be named: "
+                             "framework_options.attn_implementation=eager (transformers 5.23 models/gemma2: SDPA has "
                              "none)"))
     core = _eager_core(tape, run, inputs.mask, held, by_heads=False, caps=block.capped) if (
         has_eager_attention(run)) else None

@@ -15,7 +15,7 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.launch.trl import COMMANDS
 from simcore.recipes.reader import Reader
 
-__all__ = ["GRPO", "KTO", "REWARD", "SFT", "arguments_of", "refuse_stage", "stage_of"]
+__all__ = ["GRPO", "KTO", "REWARD", "SFT", "arguments_of", "is_of_sft", "refuse_stage", "stage_of"]
 
 SFT: Final = "sft"
 GRPO: Final = "grpo"
@@ -54,6 +54,11 @@ def stage_of(names: frozenset[str], draft: Draft) -> str:
 def arguments_of(stage: str) -> tuple[str, ...]:
     """Arguments that recipes of a training have and those of `trl sft` have not."""
     return _ARGUMENTS.get(stage, ())
+
+
+def is_of_sft(names: frozenset[str]) -> bool:
+    """True if none of a recipe's top-level `names` is an argument of another training than `trl sft`."""
+    return not any(name in names for known in _ARGUMENTS.values() for name in known)
 
 
 def refuse_stage(reader: Reader, draft: Draft, stage: str) -> bool:
