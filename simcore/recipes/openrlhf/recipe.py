@@ -63,8 +63,8 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
 
 def _refuse(reader: Reader, draft: Draft, command: Command) -> None:
     first = next(iter(reader.all()), None)
-    told = _OTHERS.get(command.trainer, f"the trainer {command.trainer} of OpenRLHF")
-    draft.refuse(first and reader.take(first.key), told, always=True)
+    told = _OTHERS.get(command.trainer, "a trainer of OpenRLHF")
+    draft.refuse(first and reader.take(first.key), f"{command.trainer}: {told}", always=True)
     draft.idle(reader.matching("*"), "of a recipe that is refused")
 
 
