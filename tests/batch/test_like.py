@@ -32,8 +32,9 @@ def test_what_a_framework_refuses_is_told_with_its_reason() -> None:
     assert value(liked, "training.loss") == "hf"
     assert [one for one in liked.kept if "loss" in one.key] == [
         Refused("training.loss", "hf", "masked_fp32", "not yet: masked_fp32 under fsdp2 "
-                "(served: auto, hf, hf_keep_logits, cut, liger, fused_lm_head, log_probs, flash, flash_eager, "
-                "flash_entropy, flash_entropy_eager, flash_padded, fused_linear, values)")]
+                "(served: auto, hf, hf_keep_logits, cut, liger, fused_lm_head, kept_logits, kept_logits_once, "
+                "kept_logits_entropy, log_probs, flash, flash_eager, flash_entropy, flash_entropy_eager, flash_padded, "
+                "fused_linear, values)")]
     assert all("\n" not in one.reason for one in liked.kept)
 
 
