@@ -82,7 +82,7 @@ def test_layers_that_are_not_modelled_are_told_at_the_models_line(framework: str
 
 
 def test_what_is_not_modelled_is_an_error() -> None:
-    report = simulate(small.scenario("fsdp1", {"dp_shard": 2, "pp": 2}))
+    report = simulate(small.scenario("fsdp1", {"dp_shard": 2, "tp": 2}))
     assert report.status == "error"
     assert "not yet" in report.problems[0].message
 

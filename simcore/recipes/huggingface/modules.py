@@ -47,7 +47,7 @@ def linears_of(family: str) -> tuple[str, ...]:
     () for a family without a known model, of a repository's own code, or with layers beside attention, MLPs and
     experts: mixers have linears that a kernel reads whole, towers are another part. Experts are one parameter there.
     """
-    named = next((name for name in known_presets() if model_config(name, None, "")["model_type"] == family), None)
+    named = next((name for name in known_presets() if family_of(name) == family), None)
     if named is None or family in _OF_REPOSITORIES:
         return ()
     graph = build(model_config(named, None, ""), "hf")
@@ -60,13 +60,17 @@ def linears_of(family: str) -> tuple[str, ...]:
 
 
 def family_of(model: Any) -> str:
-    """`model_type` of a model by the name that a recipe has for it, or of a changed one; "" if it is not known."""
+    """`model_type` of a model by the name that a recipe has for it, or of a changed one; "" if it is not known.
+
+    Gemma 4's decoders with experts, which have routers, are a family apart from those without.
+    """
     if isinstance(model, Mapping):
         model = model.get("config")
     try:
-        return str(model_config(str(model), None, "").get("model_type", ""))
+        fields = model_config(str(model), None, "")
     except InputError:
         return ""
+    return str(fields.get("model_type", "")) + " with experts" * bool(fields.get("enable_moe_block"))
 
 
 def is_dense(model: Any) -> bool:

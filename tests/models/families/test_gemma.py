@@ -78,11 +78,10 @@ def test_scores_below_a_cap_need_a_kernel_that_knows_it() -> None:
 
 
 @pytest.mark.parametrize("framework", ["zero2", "zero3"])
-def test_zero_does_not_know_norms_behind_blocks(framework: str) -> None:
-    """Its hooks follow the order in which modules are called."""
+def test_zero_knows_norms_behind_blocks(framework: str) -> None:
+    """Its hooks follow the order in which modules are called: `tests/test_truth_zero_families.py`."""
     model = {"config": "gemma-3-1b", "overrides": SMALL}
-    report = simulate(small.scenario(framework, {"dp_shard": 2}, model=model))
-    assert report.problems[0].message.startswith("not yet: norms behind blocks (post_attention_layernorm)")
+    assert simulate(small.scenario(framework, {"dp_shard": 2}, model=model)).status == "ok"
 
 
 def test_tables_of_two_kinds_of_layers() -> None:

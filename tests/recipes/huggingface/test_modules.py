@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from checkout import ROOT
-from simcore.models.graph import known_presets, model_config
-from simcore.recipes.huggingface.modules import LINEARS_BEHIND_TOWERS, linears_of
+from simcore.models.graph import known_presets
+from simcore.recipes.huggingface.modules import LINEARS_BEHIND_TOWERS, family_of, linears_of
 
 TRUTH: dict[str, Any] = json.loads((ROOT / "tests/truth/models/transformers-5.23.0.json").read_text(encoding="utf-8"))
 ROUTERS = {"gate", "router"}
@@ -22,7 +22,7 @@ def registered(preset: str) -> set[str]:
 
 
 def test_linears_are_those_that_transformers_registers() -> None:
-    found = {name: linears_of(str(model_config(name, None, "")["model_type"])) for name in known_presets()
+    found = {name: linears_of(family_of(name)) for name in known_presets()
              if name in TRUTH}
     wrong = {name: (linears, registered(name)) for name, linears in found.items()
              if linears and set(linears) != registered(name)}
