@@ -166,9 +166,9 @@ def _read_microbatches(reader: Reader, draft: Draft, length: int) -> None:
             said(draft, key, each, 1)
         return
     draft.idle([one for one in counts if one is not None], "microbatches have as many sequences as tokens allow")
-    for limit in filter(None, (train, passing)):
-        if limit.value < 1:
-            draft.fail(limit.where, f"{limit.key} {limit.value}: expected a number of tokens, at least 1")
+    for row in filter(None, (train, passing)):
+        if row.value < 1:
+            draft.fail(row.where, f"{row.key} {row.value}: expected a number of tokens, at least 1")
             draft.idle([one for one in (dynamic, train, passing) if one is not None], "of a batch that cannot be")
             return
     limits = train, passing or train
