@@ -40,7 +40,7 @@ def idle_options(job: Job, framework: Framework) -> tuple[tuple[str, str, str, s
     unmodelled = {what for what, _, _, _ in framework.assumptions}
     return tuple((f"framework_options.{name}", IDLE, "derived", "[Note: idle options]: the framework's table is the "
                   "same with each other value that it takes here")
-                 for name in scenario.framework_options
+                 for name in sorted(scenario.framework_options)
                  if f"time of {name}" not in unmodelled and _is_idle(job, framework, name, known.get(name, ())))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import small
 from simcore.frameworks.idle_options import IDLE
 from simcore.results.report import Report
-from simcore.simulate import simulate
+from simcore.simulate import check, simulate
 
 TIED = {"config": "llama-tiny", "overrides": {"tie_word_embeddings": True}}
 IDLE_IN: tuple[tuple[str, dict[str, int], dict[str, Any], dict[str, Any]], ...] = (
@@ -48,6 +48,15 @@ def test_an_option_that_changes_nothing_is_told_and_changes_nothing() -> None:
 
 def _numbers(report: Report) -> dict[str, Any]:
     return report.model_dump(exclude={"name", "scenario", "assumptions"})
+
+
+def test_idle_options_are_told_in_one_order_whatever_the_files() -> None:
+    idle = {"seq_parallel_communication_data_type": "fp16", "round_robin_gradients": True}
+    told = [[one.what for one in check(small.scenario("zero3", {"dp_shard": 2}, options=dict(given))).assumptions
+             if one.value == IDLE]
+            for given in (idle.items(), reversed(idle.items()))]
+    assert told[0] == told[1]
+    assert len(told[0]) == len(idle)
 
 
 def test_products_of_experts_are_for_models_with_experts() -> None:
