@@ -34,9 +34,7 @@ def test_many_values_are_told_in_short() -> None:
     assert "free: seq_len=64;" in told
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads the time of a process in /proc")
-def test_a_terminal_shows_it_first_and_soon(tmp_path: Path) -> None:
-    """Within two seconds of the process's own time, so on a quiet machine within two seconds."""
+def test_a_terminal_shows_it_first_and_while_the_search_runs(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(SCENARIO)
     words = [sys.executable, "-m", "simcore", "search", str(tmp_path / "mine.yaml"), "--gpus", "1,2", "-j", "1"]
     terminal, theirs = pty.openpty()
@@ -44,9 +42,9 @@ def test_a_terminal_shows_it_first_and_soon(tmp_path: Path) -> None:
         os.close(theirs)
         try:
             first = os.read(terminal, 4096).decode()
-            ticks = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+            ended = child.poll()
         finally:
             child.kill()
     os.close(terminal)
     assert first.startswith("searching mine: ")
-    assert sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK") < 2
+    assert ended is None
