@@ -16,7 +16,8 @@ class Summons:
     `whole_as`: framework whose ranks hold a model as it is once all parameters are gathered at once, "" where they
     never are. `one_unit`: a second model is one unit, which its passes gather whole. `placed_late`: the model comes to
     the device when the framework shards it, and not before. `sleeps`: what leaves the device between trainings if the
-    trainer asks for it: "states" of the optimizer, "all" but parameters in 16 bits, "" where nothing can.
+    trainer asks for it: "states" of the optimizer, "all" but parameters in 16 bits, "" where nothing can. `engines`: a
+    model is an engine of DeepSpeed.
     """
 
     gathers: bool = True
@@ -25,3 +26,4 @@ class Summons:
     one_unit: bool = False
     placed_late: bool = False
     sleeps: Literal["", "states", "all"] = ""
+    engines: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -33,6 +33,10 @@ _DROPPED: Final[dict[str, tuple[str, str]]] = {
 """By format: what becomes of a key that upstream does not know, and where it says so."""
 _OTHERS: Final = frozenset({"env", "config"})
 """Keys that TRL's parser takes out before it looks for arguments (`scripts/utils.py` parse_args_and_config)."""
+_HANDED_ON: Final = {"trl": "accelerate"}
+"""By format: the launcher whose options it hands on (TRL 1.16.0 `scripts/utils.py`)."""
+_IN_TABLE: Final[Mapping[str, Callable[[frozenset[str]], bool]]] = {"trl": is_of_sft}
+"""By format: true for keys of a recipe of the training that the table of upstream's keys is of; elsewhere all are."""
 _ALIKE: Final = 0.8
 """Share of letters in common from which a key counts as another one misspelt."""
 _ELSEWHERE: Final = ("upstream does not read it, or refuses it", "the format's reader knows the keys of its release")
@@ -82,9 +86,9 @@ def _unknown(subject: Subject) -> list[Left]:
     upstream = upstream_of(subject.format)
     if upstream is None or subject.recipe is None:
         return left
-    launcher = upstream_of("accelerate")
-    handed_on = launcher.keys if subject.format == "trl" and launcher else frozenset()
-    if subject.format == "trl" and not is_of_sft(frozenset(map(str, subject.recipe.data))):
+    launcher = upstream_of(_HANDED_ON.get(subject.format, ""))
+    handed_on = launcher.keys if launcher else frozenset[str]()
+    if not _IN_TABLE.get(subject.format, bool)(frozenset(map(str, subject.recipe.data))):
         return [one for one in left if one.key not in handed_on]
     told = [one for one in left if "." in one.key and one.key.rpartition(".")[2] not in upstream.keys
             and one.key.partition(".")[0] in upstream.keys and subject.format == "accelerate"]

@@ -37,7 +37,11 @@ __all__ = ["grpo", "legal"]
 _SOURCE: Final = "OpenRLHF 0.11.0 trainer/ppo_trainer.py"
 _UTILIZATION: Final = 0.95
 _MOST_TOKENS, _MOST_SEQUENCES = 2048, 128
-"""Limits of vLLM's class AsyncLLM, for which it has none of its own (0.12.0 `config/scheduler.py`)."""
+"""Limits of a vLLM engine that neither its class LLM nor its server makes (OpenRLHF: AsyncLLM).
+
+vLLM 0.12.0 `config/scheduler.py` DEFAULT_MAX_NUM_BATCHED_TOKENS and DEFAULT_MAX_NUM_SEQS, by `engine/arg_utils.py`
+_set_default_max_num_seqs_and_batched_tokens_args.
+"""
 _VALUES: Final = "values"
 T = TypeVar("T")
 _Beside = list[tuple[Model, tuple[TrafficRow, ...]]]

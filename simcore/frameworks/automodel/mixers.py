@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simcore.operators.automodel.sparse import FROM_ZERO, STEP, has_streams
+from simcore.operators.automodel.sparse import FROM_ZERO, has_streams, makes_tables
 from simcore.placement.job import Job
 
 __all__ = ["check_mixers"]
@@ -12,11 +12,12 @@ def check_mixers(job: Job) -> None:
     """Raises NotYet for what was not measured of layers with delta nets or with compressed attention."""
     if job.graph.implementation != "automodel":
         return
-    if job.graph.architecture.decoder in FROM_ZERO and job.graph.architecture.decoder != STEP:
+    decoder = job.graph.architecture.decoder
+    if decoder in FROM_ZERO and not makes_tables(decoder):
         _check_delta(job)
-    if job.graph.architecture.decoder == STEP and job.scenario.training.lengths == "packed":
+    if makes_tables(decoder) and job.scenario.training.lengths == "packed":
         raise job.not_yet("training.lengths", "packed sequences of Step 3.5 under automodel")
-    if has_streams(job.graph.architecture.decoder):
+    if has_streams(decoder):
         _check_compressed(job)
 
 

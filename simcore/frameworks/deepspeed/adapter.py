@@ -36,13 +36,16 @@ def _axes_of(ranks: str) -> Callable[[ModelGraph], tuple[str, ...]]:
         (ranks, "ep") if graph.implementation == "autoep" else (ranks, "cp", *_tp(graph)))
 
 
+_COPIED = Summons(gathers=False, sleeps="states", engines=True)
+"""Summons of stages 1 and 2: parameters are whole, states of the optimizer may leave."""
 _ZERO3 = FrameworkAdapter(
     write_table=partial(zero_table, stage=3), hooks=zero3_hooks, lora_tensors=name_adapters, takes_pattern=True,
     lora_dropout=peft_dropout, versions=VERSIONS, reads_images=True, replays_towers=True,
     implementations=tuple(LAYERS), implementation_of=lambda family, method: "hf",
     options=partial(options_of_stage, 3),
     at_rest=AtRest(exact=exact_in_pieces, padding=piece_padding),
-    serves_qlora=True, host_buffers=beside_tensors, foreign=_FOREIGN, summons=Summons(whole_as="ddp", sleeps="all"),
+    serves_qlora=True, host_buffers=beside_tensors, foreign=_FOREIGN,
+    summons=Summons(whole_as="ddp", sleeps="all", engines=True),
     axes=_axes_of("dp_shard"),  # copies of shards are refused under each stage: `table.py`
 )
 _PARTITIONED = AtRest(exact=exact_in_parts, padding=partition_padding)
@@ -51,11 +54,11 @@ ADAPTERS = {
         write_table=whole_table, hooks=WholeHooks, lora_tensors=name_adapters, takes_pattern=True,
         lora_dropout=peft_dropout, reads_images=True, replays_towers=True,
         versions=VERSIONS, implementations=tuple(LAYERS), implementation_of=lambda family, method: "hf",
-        options=options_around, serves_qlora=True, foreign=_FOREIGN, summons=Summons(gathers=False),
+        options=options_around, serves_qlora=True, foreign=_FOREIGN, summons=Summons(gathers=False, engines=True),
         axes=_axes_of("dp_replicate")),
     "zero1": replace(_ZERO3, write_table=partial(zero_table, stage=1), hooks=Zero12Hooks, at_rest=_PARTITIONED,
-                     options=partial(options_of_stage, 1), summons=Summons(gathers=False, sleeps="states")),
+                     options=partial(options_of_stage, 1), summons=_COPIED),
     "zero2": replace(_ZERO3, write_table=partial(zero_table, stage=2), hooks=Zero12Hooks, at_rest=_PARTITIONED,
-                     options=partial(options_of_stage, 2), summons=Summons(gathers=False, sleeps="states")),
+                     options=partial(options_of_stage, 2), summons=_COPIED),
     "zero3": _ZERO3,
 }

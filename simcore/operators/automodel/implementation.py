@@ -58,7 +58,7 @@ from simcore.operators.automodel.options import AutomodelOptions
 from simcore.operators.automodel.predictions import meet_further, predicted_logits, predictions, with_further
 from simcore.operators.automodel.qwen3_5 import gated_attention, make_tables, stem_tables
 from simcore.operators.automodel.recurrent import delta_net, mamba
-from simcore.operators.automodel.sparse import OF_GRIDS, QWEN3_5, SPARSE, STEP, has_streams, has_wide_head
+from simcore.operators.automodel.sparse import OF_GRIDS, QWEN3_5, SPARSE, has_streams, has_wide_head, shares_in_layer
 from simcore.operators.automodel.stem import (
     by_parts,
     held_for_streams,
@@ -224,7 +224,7 @@ def _layer(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
     if env.options.compiled:
         return compiled_layer(env.tape, env.run, kind, hidden, fuses_norms=not norms_by_kernel(kind.family))
     try:
-        if kind.family == STEP:
+        if shares_in_layer(kind.family):
             return step_layer(env, kind, hidden, partial(_experts_at, env, kind.family))
         return _of_streams(env, kind, hidden) if kind.streams else _branches(env, kind, hidden)
     finally:  # a replay stops before its layer returns

@@ -11,15 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["FROM_ZERO", "OF_GRIDS", "QWEN3_5", "SPARSE", "STEP", "SparseFamily", "has_streams", "has_wide_head"]
+__all__ = ["FROM_ZERO", "OF_GRIDS", "QWEN3_5", "SPARSE", "SparseFamily", "has_streams", "has_wide_head", "makes_tables",
+           "shares_in_layer"]
 
 QWEN3_5: Final = ("qwen3_5_text", "qwen3_5_moe_text")
 """Decoders of Qwen 3.5, dense and with experts: layers alike but for those (`components/models/qwen3_next`)."""
 OF_GRIDS: Final = (*QWEN3_5, "qwen3_vl_moe_text")
 """Decoders whose tables are made of places in images, behind the tower if there is one."""
-STEP: Final = "step3p5"
-"""Decoder whose attention makes its own tables, and whose shared expert stands in the layer (`dense`)."""
-FROM_ZERO: Final = (*QWEN3_5, "qwen3_next", STEP)
+FROM_ZERO: Final = (*QWEN3_5, "qwen3_next", "step3p5")
 """Decoders whose layers have norms with weights around zero; Qwen3-Next's last norm is an ordinary one."""
 
 
@@ -35,6 +34,8 @@ class SparseFamily:
     for the choice, and no loss balances them (`softmax_with_bias`). `splits`: mesh axes other than ep that its class
     says it supports (`ModelCapabilities`), or that the repository's recipes ask for. `wide_head`: its head is fp32, and
     multiplies in it. `streams`: residual streams that layers mix (DeepSeek-V4), with attention to compressed keys.
+    `makes_tables`: its layers' attention makes its own rotary tables. `shares_in_layer`: the shared expert is a module
+    of the layer, beside `moe`, and its MLPs register the gate first (Step 3.5).
     """
 
     model: str
@@ -48,6 +49,8 @@ class SparseFamily:
     corrects: bool = False
     wide_head: bool = False
     streams: bool = False
+    makes_tables: bool = False
+    shares_in_layer: bool = False
     splits: tuple[str, ...] = ("cp", "pp")
 
 
@@ -71,7 +74,8 @@ SPARSE: Final = {
     "qwen3_next": SparseFamily("Qwen3NextForCausalLM", "qwen3_next", wide=False, wide_product=False, splits=()),
     "qwen3_vl_moe_text": SparseFamily("Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe", holds_stem=True, wide=False,
                                       wide_product=False, splits=("pp",)),
-    STEP: SparseFamily("Step3p5ForCausalLM", "step3p5", holds_stem=True, wide=False, splits=("pp",)),
+    "step3p5": SparseFamily("Step3p5ForCausalLM", "step3p5", holds_stem=True, wide=False, makes_tables=True,
+                            shares_in_layer=True, splits=("pp",)),
     "qwen3_moe": SparseFamily("Qwen3MoeForCausalLM", "qwen3_moe", routes_alone=False, wide=False, wide_product=False),
 }
 """By `model_type`."""
@@ -85,3 +89,13 @@ def has_wide_head(model_type: str) -> bool:
 def has_streams(model_type: str) -> bool:
     """True for a model with residual streams."""
     return model_type in SPARSE and SPARSE[model_type].streams
+
+
+def makes_tables(model_type: str) -> bool:
+    """True for a model whose layers make their own rotary tables."""
+    return model_type in SPARSE and SPARSE[model_type].makes_tables
+
+
+def shares_in_layer(model_type: str) -> bool:
+    """True for a model whose shared expert is a module of the layer."""
+    return model_type in SPARSE and SPARSE[model_type].shares_in_layer

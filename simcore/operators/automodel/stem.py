@@ -15,7 +15,7 @@ from simcore.operators.automodel.env import Env
 from simcore.operators.automodel.latent import received_keys
 from simcore.operators.automodel.options import AutomodelOptions
 from simcore.operators.automodel.qwen3_5 import kept_on_stage
-from simcore.operators.automodel.sparse import OF_GRIDS, QWEN3_5, SPARSE, STEP
+from simcore.operators.automodel.sparse import OF_GRIDS, QWEN3_5, SPARSE, makes_tables
 from simcore.operators.shared import aten
 from simcore.operators.shared.layer_borders import BEFORE
 from simcore.recording.layer import LayerWorkload
@@ -47,8 +47,8 @@ def stage_stem(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int
     """
     if _is_checkpointed(runs):
         return _of_streams(runs)
-    if any(kind.family == STEP for kind, _ in runs):
-        return _tables_of_step(runs, dropped=False)
+    if any(makes_tables(kind.family) for kind, _ in runs):
+        return _tables_beside_own(runs, dropped=False)
     attending = ((kind, run, branch.block) for kind, run in runs if kind.family != "nemotron_h"
                  for branch in kind.branches)
     for kind, run, block in attending:
@@ -71,7 +71,7 @@ def tables_of_stem(env: Env, kind: LayerKind, block: Embedding) -> list[Tensor]:
         for one in made:
             one.disown()
         return []
-    if kind.family == STEP and (run.checkpoint != "full" or run.no_grad):  # no layer reads them
+    if makes_tables(kind.family) and (run.checkpoint != "full" or run.no_grad):  # no layer reads them
         for shape, dtype, name in ((shape, dtype, name) for name, shape, dtype in _angles(kind, run, block.rotary_dim)):
             tape.empty(shape, dtype, name).disown()
         return []
@@ -84,10 +84,11 @@ def tables_of_stem(env: Env, kind: LayerKind, block: Embedding) -> list[Tensor]:
 def held_for_streams(env: Env, kind: LayerKind) -> list[Tensor]:
     """Tensors that a model drops when it returns, of which its first layer records the deaths.
 
-    What layers with residual streams are given, and tables of Step 3.5, whose layers make their own.
+    What layers with residual streams are given, and tables of a model whose layers make their own.
     """
     run, first = env.run, kind.branches[0].block if kind.branches else None
-    if kind.family == STEP and run.first and isinstance(first, Attention) and (run.checkpoint != "full" or run.no_grad):
+    drops = makes_tables(kind.family) and (run.checkpoint != "full" or run.no_grad)
+    if drops and run.first and isinstance(first, Attention):
         return [env.tape.external(shape, dtype, env.tape.slot(name, "activation"), BEFORE)
                 for name, shape, dtype in _angles(kind, run, first.rotated)]
     if not (kind.streams and run.first and isinstance(first, CompressedAttention)):
@@ -99,15 +100,15 @@ def held_for_streams(env: Env, kind: LayerKind) -> list[Tensor]:
 
 def stage_passing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
     """Bytes by name of what each later stage makes for its own layers, and drops when its forward returns."""
-    return {} if _is_checkpointed(runs) else {**_of_streams(runs), **_tables_of_step(runs, dropped=True)}
+    return {} if _is_checkpointed(runs) else {**_of_streams(runs), **_tables_beside_own(runs, dropped=True)}
 
 
-def _tables_of_step(runs: Sequence[tuple[LayerKind, LayerWorkload]], *, dropped: bool) -> dict[str, int]:
-    """Bytes by name of the table that Step 3.5 makes, whose layers make their own: checkpoints alone keep it."""
+def _tables_beside_own(runs: Sequence[tuple[LayerKind, LayerWorkload]], *, dropped: bool) -> dict[str, int]:
+    """Bytes by name of the table that a model makes whose layers make their own: checkpoints alone keep it."""
     for kind, run in runs:
         block = kind.branches[0].block if kind.branches else None
         is_dropped = run.checkpoint != "full" or run.no_grad
-        if kind.family == STEP and isinstance(block, Attention) and dropped == is_dropped:
+        if makes_tables(kind.family) and isinstance(block, Attention) and dropped == is_dropped:
             return {name: math.prod(shape) * dtype_bytes(dtype)
                     for name, shape, dtype in _angles(kind, run, block.rotated)}
     return {}

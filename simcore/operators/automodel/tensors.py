@@ -38,7 +38,7 @@ from simcore.models.blocks import (
 from simcore.models.tensor import TensorSpec, linear_weight
 from simcore.models.vision_blocks import VisionPart
 from simcore.operators.automodel.compressed.tensors import attention_tensors, end_tensors, stream_tensors
-from simcore.operators.automodel.sparse import QWEN3_5, SPARSE, STEP, has_wide_head
+from simcore.operators.automodel.sparse import QWEN3_5, SPARSE, has_wide_head, shares_in_layer
 from simcore.operators.shared.features import refuse_megatrons
 from simcore.operators.shared.indexer import indexer_tensors
 
@@ -227,7 +227,7 @@ def _compressed(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
 
 def _mlp(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
     b: Any = branch.block
-    dense = family in ("llama", "qwen2", "qwen3", STEP)
+    dense = family in ("llama", "qwen2", "qwen3") or shares_in_layer(family)
     return _mlp_at(branch.name, b.hidden, (b.ffn, "ffn"), "mlp", gated=b.gated, gate_first=dense)
 
 
@@ -243,7 +243,7 @@ def _mlp_at(at: str, hidden: int, ffn: tuple[int, str], component: str, *, gated
 
 def _moe(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
     b: Any = branch.block
-    at, experts = "moe" if family == STEP else branch.name, b.num_experts
+    at, experts = "moe" if shares_in_layer(family) else branch.name, b.num_experts
     up, (size, seen) = b.expert_ffn * (2 if b.gated else 1), (b.expert_hidden, "latent" if b.latent else "hidden")
     # Routing on a bf16 bias would choose other experts: upstream pins this buffer to fp32 (`moe/layers.py`, Gate).
     correction = TensorSpec(f"{at}.gate.e_score_correction_bias", (experts,), ("experts_router",), "router", "router",
@@ -265,7 +265,7 @@ def _moe(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
                              "bias") for name, width, dim in (("gate_up", up, "expert_ffn"), ("down", size, seen))]
     if b.shared_ffn:
         shared = (b.shared_ffn, "shared_ffn")
-        name, first = ("share_expert", True) if family == STEP else (f"{at}.shared_experts", False)
+        name, first = ("share_expert", True) if shares_in_layer(family) else (f"{at}.shared_experts", False)
         specs += _mlp_at(name, b.hidden, shared, "shared_experts", gated=b.gated, gate_first=first)
     if b.shared_gate:
         specs.append(linear_weight(f"{at}.shared_expert_gate", (1, "one"), (b.hidden, "hidden"), "shared_experts"))

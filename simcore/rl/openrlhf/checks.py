@@ -14,7 +14,6 @@ from simcore.rl.trl.policy import summons_of
 
 __all__ = ["KEYS", "check"]
 
-_DEEPSPEED: Final = "deepspeed"
 KEYS: Final = ("optimizer_offload", "critic", "reward", "epochs", "generated_prompts")
 """Keys of the block `rl` that this trainer reads, beside those that all read."""
 _COMMON: Final = ("trainer", "prompts", "generations", "reference", "prompt_tokens", "mean_tokens",
@@ -27,7 +26,8 @@ Refusal = InputError | IllegalLayout | NotYet
 
 def check(scenario: Scenario, rl: Rl, generation: Generation) -> None:
     """Raises InputError, IllegalLayout or NotYet for a scenario that is refused, or that is not described."""
-    if not any(version.startswith(_DEEPSPEED) for version in asked_adapter(scenario).versions):
+    summons = asked_adapter(scenario).summons
+    if summons is None or not summons.engines:
         raise IllegalLayout(Problem(scenario.where("framework"), f"grpo of OpenRLHF under {scenario.framework}: its "
                                     "models are engines of DeepSpeed", _STRATEGY))
     for problem in (*_of_keys(scenario, rl), *_of_sleep(scenario, rl), *_of_training(scenario),

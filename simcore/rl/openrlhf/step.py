@@ -33,11 +33,11 @@ from simcore.rl.step.phases import (
     REFIT,
     REWARD,
     STEPS,
-    WAITING,
     host_ns,
     outside,
     put_asleep,
     put_to_sleep,
+    serving_journal,
     wake,
 )
 from simcore.vllm.protocol import InferenceEngine
@@ -185,13 +185,4 @@ def engine_journal(engine: InferenceEngine, sync: Sync, waiting: Mapping[str, in
 
     `waiting`: duration in ns of each phase on the GPUs that train, by name, in their order.
     """
-    journal = Journal()
-    journal.put(ENGINE, {**outside(engine.outside()), **engine.loaded, **engine.stays, **engine.cached})
-    for phase, ns in waiting.items():
-        journal.begin(phase)
-        if phase == "refit":
-            journal.spike(REFIT, {"buffer": sync.weights.largest}, "weights are received")
-        elif phase == "generation":
-            journal.spike(ENGINE, {"activation": engine.profile.highest}, "prefill of the most tokens")
-        journal.take(DECODING if phase == "generation" else WAITING, ns)
-    return journal
+    return serving_journal(engine, waiting, {"buffer": sync.weights.largest})

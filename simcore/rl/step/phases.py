@@ -37,7 +37,7 @@ from simcore.vllm.protocol import InferenceEngine
 __all__ = ["BROADCAST", "CRITIC", "DECODING", "ENGINE", "FIXED", "FORWARD", "GATHERS", "PACKING", "POLICY",
            "REFERENCE", "REFIT", "REWARD", "SCORING", "STEPS", "WAITING", "GrpoStep", "away", "back", "category_name",
            "dpo_step", "engine_step", "generate", "grpo_step", "host_ns", "is_outside", "outside", "packing_ns",
-           "put_asleep", "put_to_sleep", "refer", "sample", "score", "start", "train", "wake"]
+           "put_asleep", "put_to_sleep", "refer", "sample", "score", "serving_journal", "start", "train", "wake"]
 
 POLICY, FIXED, ENGINE, REFERENCE, REFIT = "policy", "policy, fixed", "engine", "reference policy", "refit"
 CRITIC, REWARD = "critic", "reward model"
@@ -322,16 +322,25 @@ def engine_step(step: GrpoStep, topology: Topology, waiting: Mapping[str, int]) 
 
     `waiting`: duration in ns of each phase on the GPUs that train, by name, in their order.
     """
-    journal, engine = Journal(), step.engine
+    held = broadcast_buffers(topology.device.usable_bytes, step.gathered.largest, sends=False)
+    held["buffer"] += step.quantising.held_bytes(held["buffer"] // _TURNS)
+    return serving_journal(step.engine, waiting, held, always=step.asynchronous)
+
+
+def serving_journal(engine: InferenceEngine, waiting: Mapping[str, int], received: Mapping[str, int], *,
+                    always: bool = False) -> Journal:
+    """Memory and time of a step on a GPU that only generates, with the phases of those that train.
+
+    `waiting`: duration in ns of each phase on the GPUs that train, by name, in their order. `received`: bytes that are
+    held while weights are received, by kind. `always`: it generates in all other phases too.
+    """
+    journal = Journal()
     journal.put(ENGINE, {**outside(engine.outside()), **engine.loaded, **engine.stays, **engine.cached})
     for phase, ns in waiting.items():
         journal.begin(phase)
         if phase == "refit":
-            buffers = broadcast_buffers(topology.device.usable_bytes, step.gathered.largest, sends=False)
-            buffers["buffer"] += step.quantising.held_bytes(buffers["buffer"] // _TURNS)
-            journal.spike(REFIT, buffers, "weights are received")
+            journal.spike(REFIT, received, "weights are received")
         elif phase == "generation":
             journal.spike(ENGINE, {"activation": engine.profile.highest}, "prefill of the most tokens")
-        decodes = phase == "generation" or (step.asynchronous and phase != "refit")
-        journal.take(DECODING if decodes else WAITING, ns)
+        journal.take(DECODING if phase == "generation" or (always and phase != "refit") else WAITING, ns)
     return journal

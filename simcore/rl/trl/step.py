@@ -29,10 +29,10 @@ from simcore.rl.step.phases import (
     REFERENCE,
     REFIT,
     STEPS,
-    WAITING,
     outside,
     put_asleep,
     put_to_sleep,
+    serving_journal,
     wake,
 )
 from simcore.rl.step.refit import Gathered
@@ -137,13 +137,4 @@ def server_step(turn: Turn, engine: InferenceEngine, waiting: Mapping[str, int])
 
     `waiting`: duration in ns of each phase on the GPUs that train, by name, in their order.
     """
-    journal = Journal()
-    journal.put(ENGINE, {**outside(engine.outside()), **engine.loaded, **engine.stays, **engine.cached})
-    for phase, ns in waiting.items():
-        journal.begin(phase)
-        if phase == "refit":
-            journal.spike(REFIT, sent_buffers(turn.weights, packs=turn.packs, sends=False), "weights are received")
-        elif phase == "generation":
-            journal.spike(ENGINE, {"activation": engine.profile.highest}, "prefill of the most tokens")
-        journal.take(DECODING if phase == "generation" else WAITING, ns)
-    return journal
+    return serving_journal(engine, waiting, sent_buffers(turn.weights, packs=turn.packs, sends=False))

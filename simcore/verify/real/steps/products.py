@@ -1,4 +1,4 @@
-"""Products of matrices in 16 bits whose values nobody reads: zeros of the product's shape.
+"""Products of matrices in 16 bits as zeros of the product's shape, where no value is read.
 
 Processors without AVX-512 multiply bf16 by rows in a loop, at 0.2 GFLOP/s: a pass of one billion weights takes minutes.
 Sizes, places and lifetimes of tensors, which are compared, do not depend on values.
