@@ -36,6 +36,7 @@ __all__ = ["grpo", "legal"]
 
 _SOURCE: Final = "OpenRLHF 0.11.0 trainer/ppo_trainer.py"
 _UTILIZATION: Final = 0.95
+"""Default of `--vllm.gpu_memory_utilization` (OpenRLHF 0.11.0 `cli/train_ppo_ray.py`:250)."""
 _MOST_TOKENS, _MOST_SEQUENCES = 2048, 128
 """Limits of a vLLM engine that neither its class LLM nor its server makes (OpenRLHF: AsyncLLM).
 

@@ -24,7 +24,7 @@ from simcore.recording.tape import HIDDEN, Kernel, Section, Tape, Tensor
 __all__ = ["kept_loss", "kept_rows"]
 
 _ROWS: Final = 128
-"""Rows of a chunk of the entropy: chunk_size."""
+"""Rows of a chunk of the entropy (TRL 0.24.0 `trainer/utils.py` entropy_from_logits, chunk_size)."""
 
 
 def kept_rows(tape: Tape, run: LayerWorkload, hidden: Tensor, *, casts: bool) -> Tensor:
