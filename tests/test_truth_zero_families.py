@@ -1,4 +1,4 @@
-"""Order of modules under ZeRO-2 and ZeRO-3 with norms behind blocks: `tests/truth/probe_zero_families.py`."""
+"""Order of modules under ZeRO-2 and ZeRO-3: `tests/truth/probe_zero_families.py` and `probe_zero_models.py`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,22 @@ from simcore.errors import NotYet
 FOLDER = ROOT / "tests/truth/deepspeed"
 FEW: dict[str, Any] = json.loads((FOLDER / "families-0.19.6.json").read_text("utf-8"))["cases"]
 DRAWN: dict[str, Any] = json.loads((FOLDER / "drawn-families-0.19.6.json").read_text("utf-8"))["cases"]
-PRESETS = {"gemma2": "gemma-2-2b", "gemma3_text": "gemma-3-1b", "gemma4_text": "gemma-4-31b-text",
+EVERY: dict[str, Any] = json.loads((FOLDER / "drawn-models-0.19.6.json").read_text("utf-8"))["cases"]
+PRESETS = {"llama": "llama-3.2-1b", "mistral": "mistral-7b-v0.1", "qwen2": "qwen2.5-0.5b", "qwen3": "qwen3-0.6b",
+           "arcee": "afm-4.5b", "ernie4_5": "ernie-4.5-0.3b", "gemma": "gemma-7b", "glm": "glm-4-9b-chat",
+           "granite": "granite-3.3-2b", "hunyuan_v1_dense": "hunyuan-0.5b", "nemotron": "nemotron-mini-4b",
+           "phi3": "phi-3-mini-4k", "seed_oss": "seed-oss-36b", "starcoder2": "starcoder2-3b",
+           "mixtral": "mixtral-8x7b", "olmoe": "olmoe-1b-7b", "qwen2_moe": "qwen1.5-moe-a2.7b",
+           "qwen3_moe": "qwen3-30b-a3b", "gpt_oss": "gpt-oss-20b", "glm4_moe": "glm-4.5-air",
+           "glm4_moe_lite": "glm-4.7-flash", "deepseek_v2": "deepseek-v2-lite", "deepseek_v3": "deepseek-v3",
+           "mistral4": "mistral-small-4-119b-text", "llama4_text": "llama-4-scout-text",
+           "qwen3_next": "qwen3-next-80b-a3b", "qwen3_5_text": "qwen3.5-0.8b-text",
+           "qwen3_5_moe_text": "qwen3.5-35b-a3b-text", "granitemoehybrid": "granite-4.0-h-tiny",
+           "gemma2": "gemma-2-2b", "gemma3_text": "gemma-3-1b", "gemma4_text": "gemma-4-31b-text",
            "glm4": "glm-4-32b-0414", "olmo2": "olmo-2-1b", "olmo3": "olmo-3-7b",
            "cohere2": "command-r7b", "phi": "phi-2", "falcon_h1": "falcon-h1-0.5b",
            "bamba": "bamba-9b", "nemotron_h": "nemotron-3-nano-30b-a3b"}
-WAITS = ("phi",)
+WAITS = ()
 """Families of which the drawn layouts are refused: not yet."""
 APART = ("f50",)
 """Nemotron-H with norms that are gathered: their layer reads the weight's type, so they are fetched a call earlier.
@@ -42,7 +53,7 @@ def theirs(case: dict[str, Any]) -> list[tuple[str, int]]:
             for _ in range(times) if size > 8 and ranks > 1]
 
 
-RUN = {name: case for name, case in (FEW | DRAWN).items() if case["type"] not in WAITS}
+RUN = {name: case for name, case in (FEW | DRAWN | EVERY).items() if case["type"] not in WAITS}
 
 
 @pytest.mark.parametrize("name", RUN)
@@ -68,7 +79,7 @@ def test_every_call_has_gathered_what_upstreams_has(name: str, monkeypatch: pyte
 
 
 def test_layouts_that_are_not_described_are_refused_by_name() -> None:
-    waiting = [case for case in (FEW | DRAWN).values() if case["type"] in WAITS]
+    waiting = [case for case in (FEW | DRAWN | EVERY).values() if case["type"] in WAITS]
     assert len(DRAWN) - len(waiting) >= 40
     for case in waiting:
         with pytest.raises(NotYet, match="modules of dropout behind blocks"):

@@ -21,7 +21,7 @@ from simcore.cli.sheets.grid import GAP, Grid
 from simcore.cli.sheets.summary import STYLE, Tally, columns_by_heading, evidence_line, unsure_line, verdict
 from simcore.cli.sheets.tables import fitted, plain, setting
 from simcore.frameworks.idle_options import IDLE
-from simcore.results.report import Report
+from simcore.results.report import Peak, RankReport, Report
 from simcore.results.settings import DISPATCHER, chosen_dispatcher
 from simcore.units import format_bytes, format_seconds
 
@@ -104,18 +104,37 @@ def _table(reports: Sequence[Report], styles: Sequence[Style], width: int, *, is
 
 
 def _why(report: Report, width: int) -> Iterator[str]:
-    """Line with the place of the peak, and its largest categories as far as there is room."""
+    """Line with the place of the peak, and its largest categories as far as there is room.
+
+    Where engines generate on GPUs that do not train, a second line has the others: their fullest ranks and their peak.
+    """
     rank = report.peak_rank
     if rank is None or rank.peak is None:
         return
-    largest = sorted(rank.peak.by_category.items(), key=lambda item: -item[1])[:_OWNERS]
-    place = plain(rank.peak.layer or rank.peak.event)
-    at = rank.peak.phase if place == rank.peak.phase else f"{rank.peak.phase}, {place}"
-    line = f"why: {plain(at)}"
+    yield _reason("why", rank.peak, width)
+    others = [one for one in report.ranks if one.peak and bool(one.at_rest) != bool(rank.at_rest)]
+    if not (report.phases and others):
+        return
+    other = max(others, key=_highest)
+    if other.peak:
+        name = f"ranks {','.join(other.ranks)}, which {'train' if other.at_rest else 'generate'}"
+        yield _reason(f"{name}, {format_bytes(other.peak.device_bytes)}", other.peak, width)
+
+
+def _highest(rank: RankReport) -> int:
+    return rank.peak.device_bytes if rank.peak else 0
+
+
+def _reason(begin: str, peak: Peak, width: int) -> str:
+    """Place of a peak and its largest categories, as far as there is room."""
+    largest = sorted(peak.by_category.items(), key=lambda item: -item[1])[:_OWNERS]
+    place = plain(peak.layer or peak.event)
+    at = peak.phase if place == peak.phase else f"{peak.phase}, {place}"
+    line = f"{begin}: {plain(at)}"
     for number, (name, size) in enumerate(largest):
         part = f"{', ' if number else ': '}{plain(name)} {format_bytes(size)}"
         line += part if number == 0 or cell_len(line + part) <= width else ""
-    yield line
+    return line
 
 
 def _remedy(report: Report) -> Iterator[str]:

@@ -17,8 +17,8 @@ from simcore.frameworks.deepspeed.module_units import BLANK, Calls, Chain, Conta
 from simcore.models.blocks import Attention, Branch, LayerKind, Mamba2, Mixer
 from simcore.operators.hf.remote_code import LINEARS
 
-__all__ = ["FIRST_PRODUCT", "place_of", "read_by_kernel", "refuse_further", "with_activation", "with_experts",
-           "with_norms"]
+__all__ = ["FIRST_PRODUCT", "dropped_behind", "place_of", "read_by_kernel", "refuse_further", "with_activation",
+           "with_experts", "with_norms"]
 
 FIRST_PRODUCT: Final = ".in_proj"
 _READY: Final = ("conv1d.bias", "D", "norm.weight", "dt_bias", "out_proj.weight", "conv1d.weight", "A_log")
@@ -28,6 +28,11 @@ The heap of [Note: parameters that a kernel reads], which was given the kernel's
 """
 _LATE: Final = {"gemma3_text": ("q_norm", "k_norm"), "gemma4_text": ("k_norm",)}
 """Norms that run behind all products of a family's attention."""
+_DROPS: Final = ("phi", "phi3")
+"""Families with a module of dropout, without parameters, behind each block (transformers 5.23 `modeling_phi.py`:222).
+
+The first has one behind the embedding too. If nothing is dropped they are called all the same.
+"""
 _UP_FIRST: Final = ("falcon_h1",)
 """Families whose MLP makes the gate's factor before the gate."""
 
@@ -104,6 +109,11 @@ def read_by_kernel(branch: Branch, linears: Mapping[str, Linear],
     return read, tuple(refs[f"{branch.name}.{name}"] for name in names if f"{branch.name}.{name}" in refs)
 
 
+def dropped_behind(family: str, *, embedding: bool = False) -> Calls:
+    """Returns the calls of the module of dropout behind each block of a family's layers, or behind its embedding."""
+    return BLANK.forward() if family in (_DROPS[:1] if embedding else _DROPS) else []
+
+
 def with_activation(units: Sequence[Unit], family: str) -> list[Unit]:
     """Modules of an MLP in the order of calls, its activation, which has no parameters, among them."""
     at = 1 if family in _UP_FIRST else 0
@@ -137,8 +147,7 @@ def _of_expert(linear: Linear, expert: int) -> Linear:
 def refuse_further(kind: LayerKind) -> None:
     """Raises NotYet for layers of which modules are called in an order that was not measured."""
     for said, what in ((kind.joined, "experts beside an MLP"), (kind.own_input, "inputs of single layers"),
-                       (kind.streams, "several residual streams"), (kind.shared, "a transformer that layers share"),
-                       (kind.family == "phi", "modules of dropout behind blocks (phi)")):
+                       (kind.streams, "several residual streams"), (kind.shared, "a transformer that layers share")):
         if said:
             raise NotYet(Problem("model", f"not yet: {what} under DeepSpeed, whose hooks follow the order of modules; "
                                  "placement is served"))

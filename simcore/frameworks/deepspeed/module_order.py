@@ -12,12 +12,14 @@ autograd runs the latest node first.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
+from simcore.frameworks.deepspeed.block_calls import Part
 from simcore.frameworks.deepspeed.block_order import (
     FIRST_PRODUCT,
+    dropped_behind,
     place_of,
     read_by_kernel,
     refuse_further,
@@ -73,7 +75,8 @@ def _forward_of(plan: Plan, layer: int) -> tuple[Call, ...]:
     everything = tuple((number, 0) for number, p in enumerate(plan.of_layer(layer)) if not p.spec.is_buffer)
     if isinstance(kind.block, Embedding):  # PEFT's model, the model, its inner model; the rotary embedding
         rotary = 0 if kind.block.tower else _rotary_calls(plan)  # behind a tower it is called there
-        return (*_around(plan), _model(plan), _MODEL, Call(everything, everything), *[Call()] * rotary)
+        behind = [*dropped_behind(plan.graph.architecture.family, embedding=True), *[Call()] * rotary]
+        return (*_around(plan), _model(plan), _MODEL, Call(everything, everything), *behind)
     if isinstance(kind.block, VisionPart):
         return tower_calls(plan, layer)
     if kind.block is not None:
@@ -113,7 +116,8 @@ def backward_calls(plan: Plan, layer: int) -> tuple[Calls, Calls]:
     if kind.block is not None:  # the model before its head, the inner model before its norm
         own = [call for call in forward_calls(plan, layer) if call.own]
         if isinstance(kind.block, Embedding):
-            return [], own if asks_inputs(plan, layer + 1) else []
+            behind = dropped_behind(plan.graph.architecture.family, embedding=True)
+            return [], [*behind, *own] if asks_inputs(plan, layer + 1) else []
         inner = [_MODEL] * (1 + plan.graph.architecture.has_tower)
         outer = [*_around(plan), _model(plan)] if isinstance(kind.block, Head) else inner
         return [], [*outer, *own] if own else own
@@ -131,10 +135,12 @@ def _backward_of(plan: Plan, layer: int, *, has_input_grad: bool) -> tuple[tuple
         backward += part.backward()
     if plan.framework.checkpoint == "none":
         return (), tuple(backward)
-    first, last = replayed(plan, layer)
+    first, left_off = replayed(plan, layer)
     is_called_again = LAYERS[plan.graph.implementation].replays_layers
-    before, again = backward[:first], forward_calls(plan, layer)[not is_called_again:last]
-    if last is None:  # torch stops inside the module whose backward asked, which is over when that backward is
+    part, forward = _parts(plan, layer)[-1], forward_calls(plan, layer)
+    end = len(forward) - left_off - (0 if part.asks else len(part.behind))
+    before, again = backward[:first], forward[not is_called_again:end]
+    if not left_off:  # torch stops inside the module whose backward asked, which is over when that backward is
         is_same = again[-1].own == before[-1].own
         again[-1] = replace(again[-1], released=before[-1].released if is_same else again[-1].own)
         before[-1] = replace(before[-1], released=())
@@ -146,24 +152,25 @@ def _around(plan: Plan) -> Calls:
     return [_MODEL] if any(t.module == "adapter" for specs in plan.graph.tensors for t in specs) else []
 
 
-def replayed(plan: Plan, layer: int) -> tuple[int, int | None]:
-    """Returns (number of a layer's backward calls before its recomputation, end of its slice of forward calls).
+def replayed(plan: Plan, layer: int) -> tuple[int, int]:
+    """Returns (number of a layer's backward calls before its recomputation, calls of its block that this leaves off).
 
-    The recomputation makes the calls of `forward_calls` up to that end: None for all of them, -1 for all but the last.
+    The recomputation makes the calls of `forward_calls` but those left off: 0, or 1 if the last linear saves nothing.
+    Modules of dropout behind the block, which drop nothing, are never called again.
     `layer`: a transformer layer, by its number in the whole model.
     """
     part = _parts(plan, layer)[-1]
-    if part.behind:  # the last norm asks, or the layer itself for the number that multiplies its output
-        return 1 + (not plan.graph.kinds[plan.graph.layers[layer].kind].scales_output), None
-    opened = 1 + sum(container.outputs for container in part.opened())  # the layer, containers from the outside in
+    if part.asks:  # the last norm, or the layer itself for the number that multiplies its output
+        return 1 + (not plan.graph.kinds[plan.graph.layers[layer].kind].scales_output), 0
+    opened = 1 + len(part.behind) + sum(container.outputs for container in part.opened())  # from the outside in
     last = part.last()
     if last is None:
-        return opened, None
+        return opened, 0
     if last.adapters:  # its module, and lora_B or that of the magnitudes
-        return opened + 2, None
+        return opened + 2, 0
     if _saves_nothing(plan, layer, last):
-        return opened + 1 + part.acts_last, -1
-    return opened + 1, None
+        return opened + 1 + part.acts_last, 1
+    return opened + 1, 0
 
 
 def released_after(plan: Plan, layer: int) -> int:
@@ -178,7 +185,7 @@ def released_after(plan: Plan, layer: int) -> int:
         return len(backward_calls(plan, layer)[1])
     part = _parts(plan, layer)[-1]
     last = part.last()
-    if part.behind:
+    if part.asks:
         return 0
     if part.block.combines:
         return len(backward_of(part.block.units))
@@ -194,58 +201,15 @@ def _saves_nothing(plan: Plan, layer: int, linear: Linear) -> bool:
     return packed is not None and not packed.is_tensor
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A block: the norm before it, its module (with what that has itself: sinks, Mamba's vectors), the norm behind it.
-
-    `before` is empty where another block stands behind the same norm already, both are where there is no norm.
-    `acts_last`: the activation is a module of which the last linear takes the output as it is. `has_input_grad`: the
-    block's input needs a gradient. `joins`: the last unit takes what the others have made, and not the block's input.
-    """
-
-    before: Calls
-    block: Container
-    behind: Calls
-    acts_last: bool = False
-    has_input_grad: bool = True
-    joins: bool = True
-
-    def forward(self) -> Calls:
-        return [*self.before, *self.block.forward(), *self.behind]
-
-    def backward(self) -> Calls:
-        if self.has_input_grad:
-            return [*self.behind, *reversed(self.block.backward()), *self.before]
-        *first, last = self.block.units
-        inside = [call for unit in first for call in unit.without_input_grad()]
-        inside += last.backward() if self.joins and inside else last.without_input_grad()
-        if not inside:
-            return []
-        return [*self.behind, self.block.opening(), *reversed(inside)]  # the norm before it is frozen, as all before it
-
-    def opened(self) -> list[Container]:
-        """The module and the containers in it, from the outside in, that hold the last linear."""
-        found = [self.block]
-        while found[-1].units and not found[-1].combines and isinstance(found[-1].units[-1], Container):
-            found.append(found[-1].units[-1])
-        return found
-
-    def last(self) -> Linear | None:
-        """The linear that runs last; None in a leaf, whose linears have no hooks, and where a product comes behind."""
-        inner = self.opened()[-1]
-        last = None if inner.combines or not inner.units else inner.units[-1]
-        return last if isinstance(last, Linear) else None
-
-
-def _parts(plan: Plan, layer: int) -> tuple[_Part, ...]:
+def _parts(plan: Plan, layer: int) -> tuple[Part, ...]:
     """Blocks in forward's order."""
     return _parts_of(plan, _first_alike(plan, layer), has_input_grad=asks_inputs(plan, layer))
 
 
 @lru_cache(maxsize=256)
-def _parts_of(plan: Plan, layer: int, *, has_input_grad: bool) -> tuple[_Part, ...]:
+def _parts_of(plan: Plan, layer: int, *, has_input_grad: bool) -> tuple[Part, ...]:
     """Blocks of a layer, made once for all layers of its kind. `has_input_grad`: the layer's input needs a gradient."""
-    kind, parts = plan.graph.kinds[plan.graph.layers[layer].kind], list[_Part]()
+    kind, parts = plan.graph.kinds[plan.graph.layers[layer].kind], list[Part]()
     refuse_further(kind)
     shared = len(kind.branches) if kind.beside else 2 * kind.paired
     reached = has_input_grad
@@ -259,21 +223,23 @@ def _parts_of(plan: Plan, layer: int, *, has_input_grad: bool) -> tuple[_Part, .
     return tuple(parts)
 
 
-def _part_of(plan: Plan, layer: int, name: str, branch: Branch, *, has_norm: bool) -> _Part:
+def _part_of(plan: Plan, layer: int, name: str, branch: Branch, *, has_norm: bool) -> Part:
     named, kind = _by_module(plan, layer), plan.graph.kinds[plan.graph.layers[layer].kind]
     before, behind = _call_of(named, branch.norm) if has_norm else [], _call_of(named, branch.behind)
+    asks = bool(behind) or kind.dropout
+    behind = behind or dropped_behind(kind.family)
     if isinstance(branch.block, Moe) and _is_leaf(plan, layer):
         leaf = _in_order(plan, layer, name)
         outputs = LAYERS[plan.graph.implementation].moe_outputs if _trains(plan, layer, [Call(leaf)]) else 1
-        return _Part(before, Container(outputs=outputs, leaf=leaf), behind)
+        return Part(before, Container(outputs=outputs, leaf=leaf), behind, asks=asks)
     units = tuple(_inside(plan, layer, name, branch))
     read, ready = read_by_kernel(branch, _linears(plan, layer, name), {
         placed.spec.name: (number, 0) for number, placed in enumerate(plan.of_layer(layer))})
     combines = isinstance(branch.block, Mamba2) or (isinstance(branch.block, Moe) and has_own_experts(plan.graph))
     block = Container((*named.get(name, ()), *read), units, combines=combines, by_name=kind.family not in _BY_PLACE,
                       ready=ready)
-    return _Part(before, block, behind, isinstance(branch.block, Mlp | Moe) and not branch.block.gated,
-                 joins=not isinstance(units[-1], Container))
+    return Part(before, block, behind, isinstance(branch.block, Mlp | Moe) and not branch.block.gated,
+                 joins=not isinstance(units[-1], Container), asks=asks)
 
 
 def _trains(plan: Plan, layer: int, calls: Calls) -> bool:

@@ -16,6 +16,10 @@ def run_apart(cases: Mapping[str, Case], run: Callable[[Case], Any]) -> dict[str
         answers = fork.SimpleQueue()
         child = fork.Process(target=lambda case=case, answers=answers: answers.put(run(case)))
         child.start()
+        while answers.empty() and child.is_alive():
+            child.join(0.05)
+        if answers.empty():
+            raise RuntimeError(f"the process of {name} ended with exit code {child.exitcode} and no answer")
         rows[name] = case | {"found": answers.get()}
         child.join()
     return rows
