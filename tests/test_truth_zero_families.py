@@ -32,7 +32,7 @@ PRESETS = {"llama": "llama-3.2-1b", "mistral": "mistral-7b-v0.1", "qwen2": "qwen
            "bamba": "bamba-9b", "nemotron_h": "nemotron-3-nano-30b-a3b"}
 WAITS = ()
 """Families of which the drawn layouts are refused: not yet."""
-APART = ("f50",)
+APART = ()
 """Nemotron-H with norms that are gathered: their layer reads the weight's type, so they are fetched a call earlier.
 
 The elements are the same, one parameter less is on its way at two calls (`modeling_nemotron_h.py`:963)."""

@@ -14,7 +14,7 @@ MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_n_groups": 1, "mamba_d_s
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {}, "mistral": {"sliding_window": 16}, "qwen2": {}, "qwen3": {}, "arcee": {}, "ernie4_5": {}, "gemma": {},
     "glm": {"attention_bias": True}, "granite": {}, "hunyuan_v1_dense": {}, "nemotron": {"partial_rotary_factor": 0.5},
-    "phi": {"resid_pdrop": 0.0, "partial_rotary_factor": 0.5}, "phi3": {"resid_pdrop": 0.0},
+    "phi": {"resid_pdrop": 0.0, "partial_rotary_factor": 0.5}, "phi3": {},
     "seed_oss": {"residual_dropout": 0.0, "attention_dropout": 0.0}, "starcoder2": {"use_bias": True},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
@@ -100,6 +100,8 @@ def _sizes(rng: random.Random, kind: str, keys: int) -> dict[str, Any]:
         sizes["layer_types"] = [rng.choice(("attention", "mamba")) for _ in range(layers)]
     if kind == "nemotron_h":
         sizes["hybrid_override_pattern"] = "".join(rng.choice("M-*") for _ in range(layers))
+    if kind == "qwen3_5_moe_text":
+        del sizes["intermediate_size"]
     if kind == "gemma4_text":
         sizes["num_global_key_value_heads"] = keys
     return sizes

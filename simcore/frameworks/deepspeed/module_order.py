@@ -19,12 +19,15 @@ from typing import Final
 from simcore.frameworks.deepspeed.block_calls import Part
 from simcore.frameworks.deepspeed.block_order import (
     FIRST_PRODUCT,
+    around,
+    around_delta_rule,
     dropped_behind,
     place_of,
     read_by_kernel,
     refuse_further,
     with_activation,
     with_experts,
+    with_joined_experts,
     with_norms,
 )
 from simcore.frameworks.deepspeed.experts.layers import LAYERS, has_own_experts
@@ -42,7 +45,7 @@ from simcore.frameworks.deepspeed.module_units import (
 from simcore.frameworks.deepspeed.split.matrices import cut_of
 from simcore.frameworks.deepspeed.strategy import ZeroStrategy
 from simcore.frameworks.deepspeed.tower_order import tower_calls
-from simcore.models.blocks import Attention, Branch, Embedding, Head, LatentAttention, Mamba2, Mlp, Moe
+from simcore.models.blocks import Attention, Branch, Embedding, GatedDeltaNet, Head, LatentAttention, Mamba2, Mlp, Moe
 from simcore.models.graph import ModelGraph
 from simcore.models.vision_blocks import VisionPart
 from simcore.placement.plan import Placed, Plan
@@ -56,6 +59,10 @@ _BESIDE: Final = "shared_mlp"
 _BY_PLACE: Final = ("nemotron_h", "mamba2")
 """Families that call their mixers with inputs that have no name."""
 _MODEL: Final = Call(is_model=True)
+_ASKS_EMBEDDING: Final = ("llama4_text",)
+"""Families whose model reads the device of its embedding's weight (transformers 5.23 `modeling_llama4.py`:519)."""
+_ASKS_NORM: Final = ("nemotron_h",)
+"""Families whose layers read the type of their norm's weight: `around`."""
 _BY_WINDOW: Final = ("gemma3_text", "gemma4_text", "olmo3")
 """Families with rotary tables for layers with a window and others for those without (5.23 `modeling_gemma3.py`:549)."""
 
@@ -76,30 +83,38 @@ def _forward_of(plan: Plan, layer: int) -> tuple[Call, ...]:
     if isinstance(kind.block, Embedding):  # PEFT's model, the model, its inner model; the rotary embedding
         rotary = 0 if kind.block.tower else _rotary_calls(plan)  # behind a tower it is called there
         behind = [*dropped_behind(plan.graph.architecture.family, embedding=True), *[Call()] * rotary]
-        return (*_around(plan), _model(plan), _MODEL, Call(everything, everything), *behind)
+        return (*_around(plan), _model(plan), _inner_model(plan), Call(everything, everything), *behind)
     if isinstance(kind.block, VisionPart):
         return tower_calls(plan, layer)
     if kind.block is not None:
         return (Call(everything, everything),) if everything else ()
-    return (_whole(plan, layer), *(call for part in _parts(plan, layer) for call in part.forward()))
+    return tuple(around(_whole(plan, layer), [call for part in _parts(plan, layer) for call in part.forward()]))
 
 
 def _model(plan: Plan) -> Call:
     """The call of the model that holds the head."""
-    return Call(is_model=True, reads_head=LAYERS[plan.graph.implementation].reads_head)
+    return Call(is_model=True, reads="head" if LAYERS[plan.graph.implementation].reads_head else "")
+
+
+def _inner_model(plan: Plan) -> Call:
+    """The call of the model in it, which holds embedding and layers."""
+    return Call(is_model=True, reads="embedding" if plan.graph.architecture.family in _ASKS_EMBEDDING else "")
 
 
 def _whole(plan: Plan, layer: int) -> Call:
     """The call of the layer itself."""
-    return Call((), tuple((number, expert) for number, placed in enumerate(plan.of_layer(layer))
-                          if not placed.spec.is_buffer for expert in range(placed.used_copies)))
+    family = plan.graph.kinds[plan.graph.layers[layer].kind].family
+    own = _by_module(plan, layer)["norm"] if family in _ASKS_NORM else ()
+    return Call(own, tuple((number, expert) for number, placed in enumerate(plan.of_layer(layer))
+                           if not placed.spec.is_buffer for expert in range(placed.used_copies)))
 
 
 def _rotary_calls(plan: Plan) -> int:
     """Calls of the module that makes rotary tables: none without positions, else one, or one for each kind of them."""
     blocks = [branch.block for kind in plan.graph.kinds for branch in kind.branches]
     attention = [block for block in blocks if isinstance(block, Attention)]
-    if not any(block.rotary for block in attention) and not any(isinstance(block, LatentAttention) for block in blocks):
+    if not any(block.rotary for block in attention) and not any(
+            isinstance(block, LatentAttention | GatedDeltaNet) for block in blocks):
         return 0
     return len({block.window > 0 for block in attention}) if plan.graph.architecture.family in _BY_WINDOW else 1
 
@@ -118,7 +133,7 @@ def backward_calls(plan: Plan, layer: int) -> tuple[Calls, Calls]:
         if isinstance(kind.block, Embedding):
             behind = dropped_behind(plan.graph.architecture.family, embedding=True)
             return [], [*behind, *own] if asks_inputs(plan, layer + 1) else []
-        inner = [_MODEL] * (1 + plan.graph.architecture.has_tower)
+        inner = [_inner_model(plan)] * (1 + plan.graph.architecture.has_tower)
         outer = [*_around(plan), _model(plan)] if isinstance(kind.block, Head) else inner
         return [], [*outer, *own] if own else own
     before, after = _backward_of(plan, _first_alike(plan, layer), has_input_grad=asks_inputs(plan, layer))
@@ -130,14 +145,14 @@ def _backward_of(plan: Plan, layer: int, *, has_input_grad: bool) -> tuple[tuple
     """`backward_calls` of a transformer layer, made once for all of its kind with (without) a gradient of the input."""
     if not (plan.of_layer(layer).is_trained or has_input_grad):
         return (), ()
-    backward: Calls = [_whole(plan, layer)]
-    for part in reversed(_parts_of(plan, layer, has_input_grad=has_input_grad)):
-        backward += part.backward()
+    parts, whole = _parts_of(plan, layer, has_input_grad=has_input_grad), _whole(plan, layer)
+    backward = around(whole, [call for part in reversed(parts) for call in part.backward()], closes=has_input_grad)
     if plan.framework.checkpoint == "none":
         return (), tuple(backward)
     first, left_off = replayed(plan, layer)
     is_called_again = LAYERS[plan.graph.implementation].replays_layers
-    part, forward = _parts(plan, layer)[-1], forward_calls(plan, layer)
+    part = _parts(plan, layer)[-1]
+    forward = around(whole, [call for part in _parts(plan, layer) for call in part.forward()], closes=False)
     end = len(forward) - left_off - (0 if part.asks else len(part.behind))
     before, again = backward[:first], forward[not is_called_again:end]
     if not left_off:  # torch stops inside the module whose backward asked, which is over when that backward is
@@ -187,13 +202,14 @@ def released_after(plan: Plan, layer: int) -> int:
     last = part.last()
     if part.asks:
         return 0
-    if part.block.combines:
-        return len(backward_of(part.block.units))
+    inner = part.opened()[-1]
+    if inner.combines:
+        return len(backward_of(inner.units))
     if last is not None and last.magnitude:  # lora_B and lora_A run within the module that asked
         return 2
     if last is None or last.adapters or part.acts_last or not _saves_nothing(plan, layer, last):
         return 0
-    return len(part.opened()[-1].backward()) - 2
+    return len(inner.backward()) - 2
 
 
 def _saves_nothing(plan: Plan, layer: int, linear: Linear) -> bool:
@@ -233,9 +249,9 @@ def _part_of(plan: Plan, layer: int, name: str, branch: Branch, *, has_norm: boo
         outputs = LAYERS[plan.graph.implementation].moe_outputs if _trains(plan, layer, [Call(leaf)]) else 1
         return Part(before, Container(outputs=outputs, leaf=leaf), behind, asks=asks)
     units = tuple(_inside(plan, layer, name, branch))
-    read, ready = read_by_kernel(branch, _linears(plan, layer, name), {
-        placed.spec.name: (number, 0) for number, placed in enumerate(plan.of_layer(layer))})
-    combines = isinstance(branch.block, Mamba2) or (isinstance(branch.block, Moe) and has_own_experts(plan.graph))
+    read, ready = read_by_kernel(branch, _linears(plan, layer, name), _by_name(plan, layer))
+    combines = isinstance(branch.block, Mamba2) or (isinstance(branch.block, Moe) and (
+        has_own_experts(plan.graph) or (name == branch.name and branch.block.shared_gate)))
     block = Container((*named.get(name, ()), *read), units, combines=combines, by_name=kind.family not in _BY_PLACE,
                       ready=ready)
     return Part(before, block, behind, isinstance(branch.block, Mlp | Moe) and not branch.block.gated,
@@ -284,7 +300,7 @@ def _blocks(plan: Plan, layer: int) -> Iterator[tuple[str, Branch]]:
 # ---- modules of a block ---------------------------------------------------------------------------------------------
 def _inside(plan: Plan, layer: int, name: str, branch: Branch) -> list[Unit]:
     """Modules inside a block, in the order of calls."""
-    linears = _linears(plan, layer, name)
+    linears, named = _linears(plan, layer, name), _by_module(plan, layer)
     family, placed = plan.graph.kinds[plan.graph.layers[layer].kind].family, plan.of_layer(layer)
     experts = {path: one.used_copies for path, linear in linears.items()
                if (one := placed[linear.own[0][0]]).spec.copies > 1}
@@ -294,7 +310,12 @@ def _inside(plan: Plan, layer: int, name: str, branch: Branch) -> list[Unit]:
         return of_autoep(linears)
     if isinstance(branch.block, Mamba2):
         return [linear for path, linear in linears.items() if path.endswith(FIRST_PRODUCT)]
-    inside = with_norms(linears, branch.block, family)
+    if f"{name}.experts" in linears:
+        return with_joined_experts(linears, name, family)
+    if isinstance(branch.block, GatedDeltaNet):
+        return around_delta_rule(linears, name, _by_name(plan, layer))
+    sinks = named[name] if isinstance(branch.block, Attention) and branch.block.sinks else ()
+    inside = with_norms(linears, branch.block, family, sinks)
     return with_activation(inside, family) if isinstance(branch.block, Mlp) or name != branch.name else inside
 
 
@@ -331,6 +352,11 @@ def asks_inputs(plan: Plan, layer: int) -> bool:
     """
     return plan.framework.options.embeddings_require_grad or any(
         plan.of_layer(below).is_trained for below in plan.layers if below < layer)
+
+
+def _by_name(plan: Plan, layer: int) -> dict[str, tuple[int, int]]:
+    """References to the parameters of a layer, by their names."""
+    return {placed.spec.name: (number, 0) for number, placed in enumerate(plan.of_layer(layer))}
 
 
 def _by_module(plan: Plan, layer: int) -> Mapping[str, Refs]:

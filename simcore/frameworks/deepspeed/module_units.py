@@ -55,17 +55,17 @@ LEAF_FAMILIES: Final = ("mixtral", "qwen2_moe", "qwen3_moe")
 class Call:
     """A call of a module: parameters `own` that it holds itself, and all that are `inside`, its own too.
 
-    `is_leaf`: it gathers what is inside. `is_model`: the parameters of all layers are inside. `reads_head`: it gathers
-    the head's weight, which the model's own forward reads. `released`: parameters whose last open module ends with the
-    call, if not all that it gathers. `ready`: parameters of the module around it whose gradients come before
-    those of its own, in their order.
+    `is_leaf`: it gathers what is inside. `is_model`: the parameters of all layers are inside. `reads`: head or
+    embedding, of which it gathers the weight, since the model's own forward reads it. `released`: parameters whose last
+    open module ends with the call, if not all that it gathers. `ready`: parameters of the module around it, or of its
+    own, whose gradients come before those of its own, in their order.
     """
 
     own: Refs = ()
     inside: Refs = ()
     is_leaf: bool = False
     is_model: bool = False
-    reads_head: bool = False
+    reads: str = ""
     released: Refs | None = None
     ready: Refs = ()
 
@@ -104,13 +104,15 @@ class Unit(Protocol):
 class Linear:
     """References to its parameters, to those of the adapter's two, if it has one, and to its magnitudes.
 
-    `drops`: dropout runs before the adapter. With magnitudes: [Note: calls of a linear with DoRA].
+    `drops`: dropout runs before the adapter. `ready`: parameters of the module around it whose gradients come just
+    before its own. With magnitudes: [Note: calls of a linear with DoRA].
     """
 
     own: Refs
     adapters: tuple[Refs, ...] = ()
     magnitude: Refs = ()
     drops: bool = False
+    ready: Refs = ()
 
     @property
     def inside(self) -> Refs:
@@ -119,6 +121,10 @@ class Linear:
 
     def forward(self) -> Calls:
         """Returns its calls in forward, in order."""
+        *calls, last = self._forward()
+        return [*calls, replace(last, ready=self.ready)]
+
+    def _forward(self) -> Calls:
         if not self.adapters:
             return [_simple(self.own)]
         first, last = self.adapters
@@ -232,7 +238,8 @@ class Container:
 
     `outputs`: tensors that it returns. `leaf`: what is inside a leaf, which has no units. `combines`: it saves what its
     units have made, for a product of its own behind them. `by_name`: [Note: inputs by name]. `ready`: its own
-    parameters in the order of their gradients, where these come before those of its units.
+    parameters in the order of their gradients, where that is not the order in which they are registered, and where
+    these come before those of its units.
     """
 
     own: Refs = ()
@@ -250,7 +257,7 @@ class Container:
 
     def opening(self) -> Call:
         """Returns the call of the module itself."""
-        return Call(self.own, self.inside, is_leaf=bool(self.leaf))
+        return Call(self.own, self.inside, is_leaf=bool(self.leaf), ready=() if self.units else self.ready)
 
     def forward(self) -> Calls:
         """Returns its calls in forward, in order."""

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from functools import cache
 from itertools import accumulate
 
@@ -40,7 +40,7 @@ from simcore.frameworks.deepspeed.module_order import backward_calls, forward_ca
 from simcore.frameworks.deepspeed.module_units import Call
 from simcore.frameworks.deepspeed.split.matrices import cut_of
 from simcore.frameworks.deepspeed.strategy import PERSISTENT
-from simcore.models.blocks import Head
+from simcore.models.blocks import Embedding, Head
 from simcore.placement.plan import Placed, Plan
 
 __all__ = ["LivePackedWeights", "ReuseDistance", "bytes_by_dtype", "elements", "kept_views", "recorded",
@@ -86,18 +86,19 @@ def _calls(plan: Plan) -> Iterator[tuple[int, Call]]:
 def _keys(plan: Plan, layer: int, call: Call) -> list[Key]:
     """Parameters that are fetched for a call; a tied head uses the embedding's."""
     keys = [_owner(plan, layer, number, expert) for number, expert in call.needed]
-    head = [_head_of(plan)] if call.reads_head else []
-    return [key for key in (*keys, *head) if _placed(plan, key).policy.name != PERSISTENT]
+    read = [_weight_of(plan, call.reads)] if call.reads else []
+    return [key for key in (*keys, *read) if _placed(plan, key).policy.name != PERSISTENT]
 
 
 def _owner(plan: Plan, layer: int, number: int, expert: int) -> Key:
     return (*plan.graph.owners.get((layer, number), (layer, number)), expert)
 
 
-def _head_of(plan: Plan) -> Key:
-    """The head's weight, or the embedding's if they are tied."""
+def _weight_of(plan: Plan, part: str) -> Key:
+    """Weight of the head or the embedding, which is one if they are tied."""
+    block = Head if part == "head" else Embedding
     layer = next(layer for layer in plan.layers
-                 if isinstance(plan.graph.kinds[plan.graph.layers[layer].kind].block, Head))
+                 if isinstance(plan.graph.kinds[plan.graph.layers[layer].kind].block, block))
     return _owner(plan, layer, 0, 0)
 
 
@@ -136,7 +137,7 @@ def kept_views(plan: Plan) -> tuple[Set[Key], Set[int]]:
         if not backward_calls(plan, layer)[0]:
             numbers.update(range(at, at + count))
         at += count
-    return weights, numbers | {number for calls, _ in _replays(plan) for number in calls}
+    return weights, numbers | {number for calls, _, _ in _replays(plan) for number in calls}
 
 
 def _is_viewed(plan: Plan, placed: Placed) -> bool:
@@ -153,20 +154,23 @@ class LivePackedWeights:
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.pinned, windows = plan, set[Key](), list(_replays(plan))
-        self.replaying = {at for calls, _ in windows for at in calls}
-        self.ends = {end for _, end in windows}
-        self.reading = {at for at, (_, call) in enumerate(_calls(plan)) if call.reads_head}
-        self.num_forward = sum(len(forward_calls(plan, layer)) for layer in plan.layers)
+        self.replaying = {at: held for calls, _, held in windows for at in calls}
+        self.ends = {end for _, end, _ in windows}
+        self.reading = {at: _weight_of(plan, call.reads) for at, (_, call) in enumerate(_calls(plan)) if call.reads}
+        counts = [len(forward_calls(plan, layer)) for layer in plan.layers]
+        is_outer = any(call.reads == "head" for _, call in _calls(plan))  # its forward ends behind the head's
+        self.num_forward = sum(counts if is_outer else counts[:-1])
 
     def called(self, at: int, keys: list[Key]) -> None:
-        """Adds the parameters `keys` of call number `at`: frozen ones of a recomputation, the head's of the model."""
+        """Adds the parameters `keys` of call number `at`: frozen ones of a recomputation, what a model reads."""
         if at in self.replaying:
-            self.pinned.update(key for key in keys if not _placed(self.plan, key).trainable)
+            self.pinned.update(key for key in keys if not (_placed(self.plan, key).trainable
+                                                           or key in self.replaying[at]))
         if at in self.reading:
             self.pinned.update(keys)
 
     def unpinned(self, at: int) -> list[Key]:
-        """Returns the head's weight if the model's forward is over before call number `at`.
+        """Returns the weight that a model reads if that model's forward is over before call number `at`.
 
         It is then released as other parameters are: [Note: a head that the model reads].
         """
@@ -176,20 +180,20 @@ class LivePackedWeights:
 
     def released(self, at: int) -> Set[Key]:
         """Returns, and removes, frozen parameters, (layer, index, expert) each, released before call number `at`."""
-        head = {_head_of(self.plan)} if self.reading else set[Key]()
-        gone = frozenset(self.pinned - head) if at in self.ends else frozenset[Key]()
+        gone = frozenset(self.pinned.difference(self.reading.values())) if at in self.ends else frozenset[Key]()
         self.pinned -= gone
         return gone
 
 
-def _replays(plan: Plan) -> Iterator[tuple[range, int]]:
-    """(numbers of the calls of a replay, number of the call before which its pinned parameters are released)."""
+def _replays(plan: Plan) -> Iterator[tuple[range, int, Sequence[Key]]]:
+    """(calls of a replay, the call before which its pinned parameters are released, what its layer holds longer)."""
     at = sum(len(forward_calls(plan, layer)) for layer in plan.layers)
     for layer in reversed(plan.layers):
         replay, rest = backward_calls(plan, layer)
         if replay:
             begin, _ = replayed(plan, layer)
-            yield range(at + begin, at + len(replay)), at + len(replay) + released_after(plan, layer)
+            held = _keys(plan, layer, replay[0])
+            yield range(at + begin, at + len(replay)), at + len(replay) + released_after(plan, layer), held
         at += len(replay) + len(rest)
 
 
@@ -210,8 +214,9 @@ class ReuseDistance:
         def numel(layer: int, refs: tuple[tuple[int, int], ...]) -> int:
             return sum(elements(plan.of_layer(layer)[number]) for number, _ in refs)
 
-        head = elements(_placed(plan, _head_of(plan)))
-        self.own = [0, *accumulate(numel(layer, call.own) + head * call.reads_head for layer, call in calls)]
+        read = {part: elements(_placed(plan, _weight_of(plan, part))) if part else 0
+                for part in {call.reads for _, call in calls}}
+        self.own = [0, *accumulate(numel(layer, call.own) + read[call.reads] for layer, call in calls)]
         self.inside = [0, *accumulate(total if call.is_model else numel(layer, call.inside) for layer, call in calls)]
         self.uses = defaultdict[Key, list[int]](list)
         for at, (layer, call) in enumerate(calls):
