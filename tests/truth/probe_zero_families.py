@@ -41,7 +41,7 @@ FAMILIES = {
     "nemotron_h": {"hybrid_override_pattern": "M-*M", "num_hidden_layers": 4, "mamba_num_heads": 8,
                    "mamba_head_dim": 32, "n_groups": 1, "ssm_state_size": 16, "chunk_size": 16},
 }
-RECURRENT = ("falcon_h1", "bamba", "nemotron_h", "granitemoehybrid")
+RECURRENT = ("falcon_h1", "bamba", "nemotron_h", "granitemoehybrid", "mamba2")
 TIED = ("gemma2", "gemma3_text", "gemma4_text", "cohere2")
 NEAR = {"reduce_bucket_size": 300_000, "overlap_comm": False}
 FAR = NEAR | {"stage3_prefetch_bucket_size": 200_000, "stage3_param_persistence_threshold": 1_000,

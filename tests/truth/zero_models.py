@@ -42,14 +42,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "cohere2": {"sliding_window": 16, "sliding_window_pattern": 2, "attention_bias": False},
     "falcon_h1": MAMBA | {"mamba_d_ssm": 256, "mamba_rms_norm": False},
     "bamba": MAMBA | {"mamba_d_head": 64},
-    "nemotron_h": {"mamba_num_heads": 8, "mamba_head_dim": 32, "n_groups": 1, "ssm_state_size": 16, "chunk_size": 16},
+    "nemotron_h": {"mamba_num_heads": 8, "mamba_head_dim": 32, "n_groups": 1, "ssm_state_size": 16, "chunk_size": 16,
+                   "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 128,
+                   "moe_shared_expert_intermediate_size": 256},
+    "mamba2": {"n_groups": 1, "state_size": 16, "chunk_size": 16},
 }
 DENSE = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 ATTENTION = DENSE[:4]
 JOINED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj")
 LOW_RANK = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
 LINEARS = {
-    "glm": JOINED, "glm4": JOINED, "phi": ("q_proj", "k_proj", "v_proj", "dense", "fc1", "fc2"),
+    "mamba2": ("in_proj",), "glm": JOINED, "glm4": JOINED, "phi": ("q_proj", "k_proj", "v_proj", "dense", "fc1", "fc2"),
     "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
     "starcoder2": ("q_proj", "k_proj", "v_proj", "o_proj", "c_fc", "c_proj"),
     **dict.fromkeys(("arcee", "nemotron", "nemotron_h"), (*ATTENTION, "up_proj", "down_proj")),
@@ -77,11 +80,15 @@ def drawn(rng: random.Random, kind: str) -> dict[str, Any]:
     targets = rng.sample(linears, rng.randint(1, len(linears))) if rng.random() < 0.3 else ()
     return {"stage": stage, "type": kind, "model": _sizes(rng, kind, keys), "ranks": rng.choice((2, 3, 4, 8)),
             "rank": 0, "checkpoint": rng.random() < 0.5, "steps": rng.choice((1, 2)), "targets": sorted(targets),
-            "attn_implementation": "eager" if kind in ("gemma2", "gpt_oss") else "sdpa", "options": options}
+            "attn_implementation": "eager" if kind in ("gemma2", "gpt_oss", "mamba2") else "sdpa", "options": options}
 
 
 def _sizes(rng: random.Random, kind: str, keys: int) -> dict[str, Any]:
     heads, layers = keys * rng.choice((2, 3)), rng.choice((1, 2, 3, 5))
+    if kind == "mamba2":
+        return FAMILIES[kind] | {"hidden_size": heads * 64, "num_heads": 2 * heads, "head_dim": 64,
+                                 "num_hidden_layers": layers, "vocab_size": rng.choice((1_000, 3_001, 4_000)),
+                                 "tie_word_embeddings": rng.random() < 0.5}
     sizes = {"hidden_size": heads * 64, "num_attention_heads": heads, "num_key_value_heads": keys, "head_dim": 64,
              "intermediate_size": rng.choice((304, 512, 704)), "num_hidden_layers": layers,
              "vocab_size": rng.choice((1_000, 3_001, 4_000)), "tie_word_embeddings": kind in TIED} | FAMILIES[kind]
@@ -97,9 +104,17 @@ def _sizes(rng: random.Random, kind: str, keys: int) -> dict[str, Any]:
     if kind == "bamba":
         sizes["attn_layer_indices"] = sorted(rng.sample(range(layers), 1))
     if kind == "granitemoehybrid":
-        sizes["layer_types"] = [rng.choice(("attention", "mamba")) for _ in range(layers)]
+        sizes["layer_types"] = ["attention", *(rng.choice(("attention", "mamba")) for _ in range(layers - 1))]
     if kind == "nemotron_h":
-        sizes["hybrid_override_pattern"] = "".join(rng.choice("M-*") for _ in range(layers))
+        sizes["hybrid_override_pattern"] = "*" + "".join(rng.choice("M-*E") for _ in range(layers - 1))
+    if kind == "phi":
+        sizes["resid_pdrop"] = rng.choice((0.0, 0.1))
+    if kind == "deepseek_v2" and rng.random() < 0.5:
+        sizes["q_lora_rank"] = None
+    if kind == "glm4_moe":
+        sizes["use_qk_norm"] = rng.random() < 0.5
+    if kind.startswith(("qwen3_5", "qwen3_next")):
+        sizes["num_hidden_layers"] = max(2, layers)  # the second has attention
     if kind == "qwen3_5_moe_text":
         del sizes["intermediate_size"]
     if kind == "gemma4_text":

@@ -205,7 +205,8 @@ def with_joined_experts(linears: Mapping[str, Linear], name: str, family: str) -
     gates = [one for path, one in linears.items() if path.endswith(".shared_expert_gate")]
     routers = [one for one in linears.values() if one is not joined and one not in (*shared, *gates)]
     beside: list[Unit] = [Container((), (shared[0], BLANK, *shared[1:]))] if shared else []
-    routed = [*routers, experts]
+    latent = () if family != "nemotron_h" else (BLANK,)  # where there is no latent width, modules of nothing
+    routed = [*routers, *latent, experts, *latent]
     return [*(beside + routed if family in _SHARED_FIRST else routed + beside), *gates]
 
 

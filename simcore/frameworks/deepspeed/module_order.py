@@ -61,7 +61,9 @@ _BY_PLACE: Final = ("nemotron_h", "mamba2")
 _MODEL: Final = Call(is_model=True)
 _ASKS_EMBEDDING: Final = ("llama4_text",)
 """Families whose model reads the device of its embedding's weight (transformers 5.23 `modeling_llama4.py`:519)."""
-_ASKS_NORM: Final = ("nemotron_h",)
+_ASKS_HEAD: Final = ("mamba2",)
+"""Families whose model reads the type of its head's weight (transformers 5.23 `modeling_mamba2.py`:919)."""
+_ASKS_NORM: Final = ("nemotron_h", "mamba2")
 """Families whose layers read the type of their norm's weight: `around`."""
 _BY_WINDOW: Final = ("gemma3_text", "gemma4_text", "olmo3")
 """Families with rotary tables for layers with a window and others for those without (5.23 `modeling_gemma3.py`:549)."""
@@ -93,7 +95,8 @@ def _forward_of(plan: Plan, layer: int) -> tuple[Call, ...]:
 
 def _model(plan: Plan) -> Call:
     """The call of the model that holds the head."""
-    return Call(is_model=True, reads="head" if LAYERS[plan.graph.implementation].reads_head else "")
+    reads_head = LAYERS[plan.graph.implementation].reads_head or plan.graph.architecture.family in _ASKS_HEAD
+    return Call(is_model=True, reads="head" if reads_head else "")
 
 
 def _inner_model(plan: Plan) -> Call:
