@@ -9,7 +9,8 @@ __all__ = ["ask_for_batch", "ask_for_format", "ask_for_length", "ask_for_script"
 
 def ask_for_script(draft: Draft) -> None:
     """Asks for the model and the length of sequences, which stand in the script."""
-    draft.ask("model", "--set model=NAME or PATH of its config.json", "model, which is the training script's")
+    draft.ask("model", "--set model=NAME or PATH of its config.json",
+              "model, which is the training script's (a recipe takes this file by --with)")
     ask_for_length(draft, "tokens of a sequence, which are the training script's")
 
 
