@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -10,7 +11,6 @@ import pytest
 import small
 import zero3_calls
 from checkout import ROOT
-from simcore.errors import NotYet
 
 FOLDER = ROOT / "tests/truth/deepspeed"
 FEW: dict[str, Any] = json.loads((FOLDER / "families-0.19.6.json").read_text("utf-8"))["cases"]
@@ -26,16 +26,16 @@ PRESETS = {"llama": "llama-3.2-1b", "mistral": "mistral-7b-v0.1", "qwen2": "qwen
            "mistral4": "mistral-small-4-119b-text", "llama4_text": "llama-4-scout-text",
            "qwen3_next": "qwen3-next-80b-a3b", "qwen3_5_text": "qwen3.5-0.8b-text",
            "qwen3_5_moe_text": "qwen3.5-35b-a3b-text", "granitemoehybrid": "granite-4.0-h-tiny",
-           "mamba2": "mamba2-130m", "gemma2": "gemma-2-2b", "gemma3_text": "gemma-3-1b", "gemma4_text": "gemma-4-31b-text",
+           "mamba2": "mamba2-130m", "gemma2": "gemma-2-2b", "gemma3_text": "gemma-3-1b",
+           "gemma4_text": "gemma-4-31b-text",
            "glm4": "glm-4-32b-0414", "olmo2": "olmo-2-1b", "olmo3": "olmo-3-7b",
            "cohere2": "command-r7b", "phi": "phi-2", "falcon_h1": "falcon-h1-0.5b",
            "bamba": "bamba-9b", "nemotron_h": "nemotron-3-nano-30b-a3b"}
-WAITS = ()
-"""Families of which the drawn layouts are refused: not yet."""
-APART = ()
-"""Nemotron-H with norms that are gathered: their layer reads the weight's type, so they are fetched a call earlier.
+APART = ("m69",)
+"""Mamba-2 under ZeRO-2: in the lowest layer two small gradients come behind the last product's, in autograd's heap.
 
-The elements are the same, one parameter less is on its way at two calls (`modeling_nemotron_h.py`:963)."""
+[Note: parameters that a kernel reads]: nodes of equal rank. One call is 1,560 bytes smaller, a later one larger.
+"""
 OURS = {"all_reduce": "all_reduce", "all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter"}
 
 
@@ -53,7 +53,7 @@ def theirs(case: dict[str, Any]) -> list[tuple[str, int]]:
             for _ in range(times) if size > 8 and ranks > 1]
 
 
-RUN = {name: case for name, case in (FEW | DRAWN | EVERY).items() if case["type"] not in WAITS}
+RUN = FEW | DRAWN | EVERY
 
 
 @pytest.mark.parametrize("name", RUN)
@@ -63,7 +63,12 @@ def test_everything_is_sent_that_upstream_sends_call_by_call(name: str) -> None:
     ours = [(call, size) for call in OURS.values() for _, phase, size in small.calls(program, call)
             if phase != "optimizer"]
     for call in OURS.values():
-        assert [row for row in ours if row[0] == call] == [row for row in theirs(case) if row[0] == call], call
+        mine, upstreams = ([row for row in rows if row[0] == call] for rows in (ours, theirs(case)))
+        if name in APART and call == "all_reduce":
+            moved = [a[1] - b[1] for a, b in zip(mine, upstreams, strict=True) if a != b]
+            assert moved == [1_560, -1_560]
+        else:
+            assert mine == upstreams, call
 
 
 @pytest.mark.parametrize("name", [name for name, case in RUN.items() if case["stage"] == 3])
@@ -72,15 +77,10 @@ def test_every_call_has_gathered_what_upstreams_has(name: str, monkeypatch: pyte
     ours = zero3_calls.fetched(lambda: small.program_of("zero3", {"dp_shard": case["ranks"]}, **asked(
         case | {"steps": 1})), monkeypatch)
     theirs = [rest for _, *rest in case["found"]["fetched"]]
-    if name in APART:
-        assert sum(a != b for a, b in zip(ours, theirs, strict=True)) == 2
-        ours, theirs = ([[elements, size] for elements, _, size in rows] for rows in (ours, theirs))
     assert ours == theirs
 
 
-def test_layouts_that_are_not_described_are_refused_by_name() -> None:
-    waiting = [case for case in (FEW | DRAWN | EVERY).values() if case["type"] in WAITS]
-    assert len(DRAWN) - len(waiting) >= 40
-    for case in waiting:
-        with pytest.raises(NotYet, match="modules of dropout behind blocks"):
-            small.program_of(f"zero{case['stage']}", {"dp_shard": case["ranks"]}, **asked(case))
+def test_every_family_is_drawn_twice() -> None:
+    drawn = Counter(case["type"] for case in EVERY.values())
+    assert drawn.keys() == PRESETS.keys()
+    assert set(drawn.values()) == {2}

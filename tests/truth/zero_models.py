@@ -84,6 +84,7 @@ def drawn(rng: random.Random, kind: str) -> dict[str, Any]:
 
 
 def _sizes(rng: random.Random, kind: str, keys: int) -> dict[str, Any]:
+    """Fields of a model's configuration."""
     heads, layers = keys * rng.choice((2, 3)), rng.choice((1, 2, 3, 5))
     if kind == "mamba2":
         return FAMILIES[kind] | {"hidden_size": heads * 64, "num_heads": 2 * heads, "head_dim": 64,
@@ -96,27 +97,40 @@ def _sizes(rng: random.Random, kind: str, keys: int) -> dict[str, Any]:
         del sizes["head_dim"]
     if kind in ("phi", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4"):
         sizes["num_key_value_heads"] = heads
-    if kind in ("falcon_h1", "bamba", "granitemoehybrid"):
-        sizes["mamba_n_heads"] = 2 * heads if kind == "granitemoehybrid" else heads
-        sizes["mamba_d_head"] = 64 if kind != "bamba" else 128
-    if kind == "falcon_h1":
-        sizes["mamba_d_ssm"] = 64 * heads
-    if kind == "bamba":
-        sizes["attn_layer_indices"] = sorted(rng.sample(range(layers), 1))
-    if kind == "granitemoehybrid":
-        sizes["layer_types"] = ["attention", *(rng.choice(("attention", "mamba")) for _ in range(layers - 1))]
-    if kind == "nemotron_h":
-        sizes["hybrid_override_pattern"] = "*" + "".join(rng.choice("M-*E") for _ in range(layers - 1))
-    if kind == "phi":
-        sizes["resid_pdrop"] = rng.choice((0.0, 0.1))
-    if kind == "deepseek_v2" and rng.random() < 0.5:
-        sizes["q_lora_rank"] = None
-    if kind == "glm4_moe":
-        sizes["use_qk_norm"] = rng.random() < 0.5
+    if kind == "gemma4_text":
+        sizes["num_global_key_value_heads"] = keys
+    sizes |= _recurrent(rng, kind, heads, layers) | _drawn(rng, kind)
     if kind.startswith(("qwen3_5", "qwen3_next")):
         sizes["num_hidden_layers"] = max(2, layers)  # the second has attention
     if kind == "qwen3_5_moe_text":
         del sizes["intermediate_size"]
-    if kind == "gemma4_text":
-        sizes["num_global_key_value_heads"] = keys
     return sizes
+
+
+def _recurrent(rng: random.Random, kind: str, heads: int, layers: int) -> dict[str, Any]:
+    """Heads of Mamba layers, and which layers have attention: the first in any case, so that adapters have a place."""
+    found: dict[str, Any] = {}
+    if kind in ("falcon_h1", "bamba", "granitemoehybrid"):
+        found["mamba_n_heads"] = 2 * heads if kind == "granitemoehybrid" else heads
+        found["mamba_d_head"] = 64 if kind != "bamba" else 128
+    if kind == "falcon_h1":
+        found["mamba_d_ssm"] = 64 * heads
+    if kind == "bamba":
+        found["attn_layer_indices"] = sorted(rng.sample(range(layers), 1))
+    if kind == "granitemoehybrid":
+        found["layer_types"] = ["attention", *(rng.choice(("attention", "mamba")) for _ in range(layers - 1))]
+    if kind == "nemotron_h":
+        found["hybrid_override_pattern"] = "*" + "".join(rng.choice("M-*E") for _ in range(layers - 1))
+    return found
+
+
+def _drawn(rng: random.Random, kind: str) -> dict[str, Any]:
+    """What a family has or has not."""
+    found: dict[str, Any] = {}
+    if kind == "phi":
+        found["resid_pdrop"] = rng.choice((0.0, 0.1))
+    if kind == "deepseek_v2" and rng.random() < 0.5:
+        found["q_lora_rank"] = None
+    if kind == "glm4_moe":
+        found["use_qk_norm"] = rng.random() < 0.5
+    return found

@@ -97,9 +97,13 @@ def _owner(plan: Plan, layer: int, number: int, expert: int) -> Key:
 def _weight_of(plan: Plan, part: str) -> Key:
     """Weight of the head or the embedding, which is one if they are tied."""
     block = Head if part == "head" else Embedding
-    layer = next(layer for layer in plan.layers
-                 if isinstance(plan.graph.kinds[plan.graph.layers[layer].kind].block, block))
+    layer = next(layer for layer in plan.layers if isinstance(_block_of(plan, layer), block))
     return _owner(plan, layer, 0, 0)
+
+
+def _block_of(plan: Plan, layer: int) -> object:
+    """Block that is the whole of a layer, such as the head; None for layers of several."""
+    return plan.graph.kinds[plan.graph.layers[layer].kind].block
 
 
 def elements(placed: Placed) -> int:
@@ -157,9 +161,9 @@ class LivePackedWeights:
         self.replaying = {at: held for calls, _, held in windows for at in calls}
         self.ends = {end for _, end, _ in windows}
         self.reading = {at: _weight_of(plan, call.reads) for at, (_, call) in enumerate(_calls(plan)) if call.reads}
-        counts = [len(forward_calls(plan, layer)) for layer in plan.layers]
         is_outer = any(call.reads == "head" for _, call in _calls(plan))  # its forward ends behind the head's
-        self.num_forward = sum(counts if is_outer else counts[:-1])
+        self.num_forward = sum(len(forward_calls(plan, layer)) for layer in plan.layers
+                               if is_outer or not isinstance(_block_of(plan, layer), Head))
 
     def called(self, at: int, keys: list[Key]) -> None:
         """Adds the parameters `keys` of call number `at`: frozen ones of a recomputation, what a model reads."""
