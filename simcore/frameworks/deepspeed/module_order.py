@@ -16,7 +16,6 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
-from simcore.frameworks.deepspeed.block_calls import Part
 from simcore.frameworks.deepspeed.block_order import (
     FIRST_PRODUCT,
     around,
@@ -37,6 +36,7 @@ from simcore.frameworks.deepspeed.module_units import (
     Calls,
     Container,
     Linear,
+    Part,
     Refs,
     Unit,
     backward_of,

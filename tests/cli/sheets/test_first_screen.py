@@ -9,8 +9,10 @@ from rich.cells import cell_len
 from rich.console import Console
 
 import small
+from checkout import ROOT
 from fakes import illegal, report
 from simcore.cli.sheets.first_screen import first_screen
+from simcore.inputs.loading import load
 from simcore.results.report import Advice, Assumption, Report
 from simcore.results.time import Cost
 from simcore.simulate import simulate
@@ -119,3 +121,10 @@ def test_another_assumption_may_have_the_word_in_its_name() -> None:
 
 def test_names_cannot_steer_the_terminal() -> None:
     assert "\x1b" not in "".join(shown([report("evil\x1b[31m")]))
+
+
+def test_ranks_that_train_have_a_line_beside_fuller_engines() -> None:
+    (scenario,) = load(ROOT / "scenarios/nano-grpo/full-separate.yaml")
+    lines = shown([simulate(scenario)], 160)
+    (at,) = [number for number, line in enumerate(lines) if line.startswith("why: refit, weights are received")]
+    assert lines[at + 1].startswith("ranks 0-15, which train, 46.50 GiB: backward, loss: opt_state ")

@@ -8,7 +8,7 @@ import pytest
 
 import small
 from simcore.errors import InputError
-from simcore.frameworks.deepspeed.module_order import forward_calls
+from simcore.frameworks.deepspeed.module_order import backward_calls, forward_calls, replayed
 from simcore.models.blocks import Attention, Head
 from simcore.models.graph import ModelGraph, build, model_config
 from simcore.simulate import simulate
@@ -81,10 +81,15 @@ def test_attention_of_plain_operators_drops_nothing() -> None:
     assert [problem.message for problem in report.problems] == ["not yet: dropout in attention of plain operators"]
 
 
-def test_hooks_in_the_order_of_modules_are_refused_where_dropout_stands_behind_blocks() -> None:
-    model = {"config": "phi-2", "overrides": SMALL}
-    report = simulate(small.scenario("zero3", {"dp_shard": 2}, model=model))
-    assert any("modules of dropout behind blocks" in problem.message for problem in report.problems)
+@pytest.mark.parametrize("share", [0.0, 0.1])
+def test_a_replay_under_zero_3_begins_at_dropout_behind_the_last_block_if_it_drops(share: float) -> None:
+    model = {"config": "phi-2", "overrides": SMALL | {"resid_pdrop": share}}
+    plan = small.plan_of("zero3", {"dp_shard": 2}, model=model, recompute="full")
+    begin, left_off = replayed(plan, 1)
+    assert begin == (2 if share else 4)  # the layer and the dropout; the MLP and its last product too
+    assert left_off == 0
+    replay, _ = backward_calls(plan, 1)
+    assert len(replay) - begin == len(forward_calls(plan, 1)) - 1 - (not share)
 
 
 def test_zero_3_calls_norms_behind_the_rotation_before_the_output_projection() -> None:
