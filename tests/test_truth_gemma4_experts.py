@@ -19,9 +19,6 @@ pytestmark = pytest.mark.usefixtures("_fused_attention")
 ROWS = {row["name"]: row for row in truth_cases.rows("fsdp2/gemma4-experts-torch-2.13.0.json")}
 
 
-HELD_LONGER = {"gemma4-experts-003": 2 * 2 * 64 * 16}
-"""Bytes of two tables: those of whole layers die with the lowest of these, here with the first layer."""
-
 
 def in_type_of_parameters(row: dict[str, Any]) -> dict[str, Any]:
     """The row with numbers in buffers as `from_pretrained` makes them."""
@@ -31,9 +28,8 @@ def in_type_of_parameters(row: dict[str, Any]) -> dict[str, Any]:
     stored, computed = spec.get("store_dtype", "float32"), spec.get("mp_param", "bfloat16")
     buffers = 2 * (1 + spec["model"]["overrides"]["num_hidden_layers"]) * (stored == "bfloat16")
     kept = 2 * ((computed or stored) == "bfloat16" and "lora" not in spec)
-    later = HELD_LONGER.get(row["name"], 0)
     of_layers = {row["peaks"].get("fwd", 0), row["peaks"].get("bwd", 0)}
-    peaks = {name: peak + later * (name in ("bwd", "step")) - buffers - kept * (peak in of_layers)
+    peaks = {name: peak - buffers - kept * (peak in of_layers)
              for name, peak in row["peaks"].items()}
     return {**row, "peaks": peaks, "end": row["end"] - buffers}
 
