@@ -20,7 +20,7 @@ from simcore.operators.registry import implementation_of
 from simcore.placement.framework import LayerOffload, UpdateTime
 from simcore.placement.moved_modules import NONE, groups_of, moved_modules
 from simcore.placement.optimizer_step import step_of
-from simcore.placement.plan import Placed, Plan
+from simcore.placement.plan import Placed, PlacedKind, Plan
 from simcore.placement.stem_users import ALL, users_of_stem
 from simcore.program.layer_passes import Key, LayerPasses, passes_of
 from simcore.program.outline import Tables

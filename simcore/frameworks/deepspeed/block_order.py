@@ -17,7 +17,7 @@ from simcore.frameworks.deepspeed.module_units import BLANK, Calls, Chain, Conta
 from simcore.models.blocks import Attention, Branch, LayerKind, Mamba2, Mixer
 from simcore.operators.hf.remote_code import LINEARS
 
-__all__ = ["FIRST_PRODUCT", "place_of", "read_by_kernel", "refuse_further", "with_activation", "with_experts",
+__all__ = ["FIRST_PRODUCT", "beside_mlp", "place_of", "read_by_kernel", "refuse_further", "with_activation", "with_experts",
            "with_norms"]
 
 FIRST_PRODUCT: Final = ".in_proj"
@@ -126,6 +126,14 @@ def with_experts(linears: Mapping[str, Linear], experts: Mapping[str, int], fami
     return [*router, *(Container((), (first, BLANK, *rest)) for first, *rest in modules)]
 
 
+def beside_mlp(linears: Mapping[str, Linear]) -> list[Unit]:
+    """Modules of Gemma 4's router, whose norm has no weights, or of its experts, which are one module: an activation.
+
+    The experts' run once where they are multiplied in groups (transformers 5.23 `integrations/moe.py`).
+    """
+    return [BLANK, *linears.values()]
+
+
 def _of_expert(linear: Linear, expert: int) -> Linear:
     def of(refs: Refs) -> Refs:
         return tuple((number, expert) for number, _ in refs)
@@ -136,7 +144,7 @@ def _of_expert(linear: Linear, expert: int) -> Linear:
 
 def refuse_further(kind: LayerKind) -> None:
     """Raises NotYet for layers of which modules are called in an order that was not measured."""
-    for said, what in ((kind.joined, "experts beside an MLP"), (kind.own_input, "inputs of single layers"),
+    for said, what in ((kind.own_input, "inputs of single layers"),
                        (kind.streams, "several residual streams"), (kind.shared, "a transformer that layers share"),
                        (kind.family == "phi", "modules of dropout behind blocks (phi)")):
         if said:
