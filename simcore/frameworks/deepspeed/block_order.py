@@ -17,8 +17,8 @@ from simcore.frameworks.deepspeed.module_units import BLANK, Calls, Chain, Conta
 from simcore.models.blocks import Attention, Branch, LayerKind, Mamba2, Mixer
 from simcore.operators.hf.remote_code import LINEARS
 
-__all__ = ["FIRST_PRODUCT", "beside_mlp", "place_of", "read_by_kernel", "refuse_further", "with_activation", "with_experts",
-           "with_norms"]
+__all__ = ["FIRST_PRODUCT", "Part", "beside_mlp", "place_of", "read_by_kernel", "refuse_further", "with_activation",
+           "with_experts", "with_norms"]
 
 FIRST_PRODUCT: Final = ".in_proj"
 _READY: Final = ("conv1d.bias", "D", "norm.weight", "dt_bias", "out_proj.weight", "conv1d.weight", "A_log")
@@ -55,6 +55,51 @@ class _LateNorm:
     def without_input_grad(self) -> Calls:
         """Returns its calls in backward where the linear's input needs no gradient: none if it has no adapter."""
         return self.norm.backward() if self.of.adapters else []
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A block: the norm before it, its module (with what that has itself: sinks, Mamba's vectors), the norm behind it.
+
+    `before` is empty where another block stands behind the same norm already, both are where there is no norm.
+    `acts_last`: the activation is a module of which the last linear takes the output as it is. `has_input_grad`: the
+    block's input needs a gradient. `joins`: the last unit takes what the others have made, and not the block's input.
+    """
+
+    before: Calls
+    block: Container
+    behind: Calls
+    acts_last: bool = False
+    has_input_grad: bool = True
+    joins: bool = True
+
+    def forward(self) -> Calls:
+        """Returns its calls in forward, in order."""
+        return [*self.before, *self.block.forward(), *self.behind]
+
+    def backward(self) -> Calls:
+        """Returns its calls in backward, the last one first."""
+        if self.has_input_grad:
+            return [*self.behind, *reversed(self.block.backward()), *self.before]
+        *first, last = self.block.units
+        inside = [call for unit in first for call in unit.without_input_grad()]
+        inside += last.backward() if self.joins and inside else last.without_input_grad()
+        if not inside:
+            return []
+        return [*self.behind, self.block.opening(), *reversed(inside)]  # the norm before it is frozen, as all before it
+
+    def opened(self) -> list[Container]:
+        """The module and the containers in it, from the outside in, that hold the last linear."""
+        found = [self.block]
+        while found[-1].units and not found[-1].combines and isinstance(found[-1].units[-1], Container):
+            found.append(found[-1].units[-1])
+        return found
+
+    def last(self) -> Linear | None:
+        """The linear that runs last; None in a leaf, whose linears have no hooks, and where a product comes behind."""
+        inner = self.opened()[-1]
+        last = None if inner.combines or not inner.units else inner.units[-1]
+        return last if isinstance(last, Linear) else None
 
 
 def place_of(named: Sequence[str], path: str, family: str) -> float:

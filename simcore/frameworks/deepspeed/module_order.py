@@ -12,12 +12,13 @@ autograd runs the latest node first.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
 from simcore.frameworks.deepspeed.block_order import (
     FIRST_PRODUCT,
+    Part,
     beside_mlp,
     place_of,
     read_by_kernel,
@@ -198,58 +199,15 @@ def _saves_nothing(plan: Plan, layer: int, linear: Linear) -> bool:
     return packed is not None and not packed.is_tensor
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A block: the norm before it, its module (with what that has itself: sinks, Mamba's vectors), the norm behind it.
-
-    `before` is empty where another block stands behind the same norm already, both are where there is no norm.
-    `acts_last`: the activation is a module of which the last linear takes the output as it is. `has_input_grad`: the
-    block's input needs a gradient. `joins`: the last unit takes what the others have made, and not the block's input.
-    """
-
-    before: Calls
-    block: Container
-    behind: Calls
-    acts_last: bool = False
-    has_input_grad: bool = True
-    joins: bool = True
-
-    def forward(self) -> Calls:
-        return [*self.before, *self.block.forward(), *self.behind]
-
-    def backward(self) -> Calls:
-        if self.has_input_grad:
-            return [*self.behind, *reversed(self.block.backward()), *self.before]
-        *first, last = self.block.units
-        inside = [call for unit in first for call in unit.without_input_grad()]
-        inside += last.backward() if self.joins and inside else last.without_input_grad()
-        if not inside:
-            return []
-        return [*self.behind, self.block.opening(), *reversed(inside)]  # the norm before it is frozen, as all before it
-
-    def opened(self) -> list[Container]:
-        """The module and the containers in it, from the outside in, that hold the last linear."""
-        found = [self.block]
-        while found[-1].units and not found[-1].combines and isinstance(found[-1].units[-1], Container):
-            found.append(found[-1].units[-1])
-        return found
-
-    def last(self) -> Linear | None:
-        """The linear that runs last; None in a leaf, whose linears have no hooks, and where a product comes behind."""
-        inner = self.opened()[-1]
-        last = None if inner.combines or not inner.units else inner.units[-1]
-        return last if isinstance(last, Linear) else None
-
-
-def _parts(plan: Plan, layer: int) -> tuple[_Part, ...]:
+def _parts(plan: Plan, layer: int) -> tuple[Part, ...]:
     """Blocks in forward's order."""
     return _parts_of(plan, _first_alike(plan, layer), has_input_grad=asks_inputs(plan, layer))
 
 
 @lru_cache(maxsize=256)
-def _parts_of(plan: Plan, layer: int, *, has_input_grad: bool) -> tuple[_Part, ...]:
+def _parts_of(plan: Plan, layer: int, *, has_input_grad: bool) -> tuple[Part, ...]:
     """Blocks of a layer, made once for all layers of its kind. `has_input_grad`: the layer's input needs a gradient."""
-    kind, parts = plan.graph.kinds[plan.graph.layers[layer].kind], list[_Part]()
+    kind, parts = plan.graph.kinds[plan.graph.layers[layer].kind], list[Part]()
     refuse_further(kind)
     shared = len(kind.branches) if kind.beside else 2 * kind.paired
     reached = has_input_grad
@@ -263,35 +221,35 @@ def _parts_of(plan: Plan, layer: int, *, has_input_grad: bool) -> tuple[_Part, .
     return (*parts, *_joining(plan, layer, parts))
 
 
-def _joining(plan: Plan, layer: int, parts: Sequence[_Part]) -> list[_Part]:
+def _joining(plan: Plan, layer: int, parts: Sequence[Part]) -> list[Part]:
     """The norm of the sum of the last two branches, where they are joined."""
     refs = _by_module(plan, layer).get(plan.graph.kinds[plan.graph.layers[layer].kind].joined, ())
-    return [_Part([], Container(refs), [])] if refs and parts else []
+    return [Part([], Container(refs), [])] if refs and parts else []
 
 
-def _part_of(plan: Plan, layer: int, name: str, branch: Branch, *, has_norm: bool) -> _Part:
+def _part_of(plan: Plan, layer: int, name: str, branch: Branch, *, has_norm: bool) -> Part:
     named, kind = _by_module(plan, layer), plan.graph.kinds[plan.graph.layers[layer].kind]
     before, behind = _call_of(named, branch.norm) if has_norm else [], _call_of(named, branch.behind)
     if isinstance(branch.block, Moe) and _is_leaf(plan, layer):
         leaf = _in_order(plan, layer, name)
         outputs = LAYERS[plan.graph.implementation].moe_outputs if _trains(plan, layer, [Call(leaf)]) else 1
-        return _Part(before, Container(outputs=outputs, leaf=leaf), behind)
+        return Part(before, Container(outputs=outputs, leaf=leaf), behind)
     if kind.joined and isinstance(branch.block, Moe):
-        return _Part(before, _beside_mlp(plan, layer, name), behind)
+        return Part(before, _beside_mlp(plan, layer, name), [] if name == _ROUTER else behind)
     units = tuple(_inside(plan, layer, name, branch))
     read, ready = read_by_kernel(branch, _linears(plan, layer, name), {
         placed.spec.name: (number, 0) for number, placed in enumerate(plan.of_layer(layer))})
     combines = isinstance(branch.block, Mamba2) or (isinstance(branch.block, Moe) and has_own_experts(plan.graph))
     block = Container((*named.get(name, ()), *read), units, combines=combines, by_name=kind.family not in _BY_PLACE,
                       ready=ready)
-    return _Part(before, block, behind, isinstance(branch.block, Mlp | Moe) and not branch.block.gated,
+    return Part(before, block, behind, isinstance(branch.block, Mlp | Moe) and not branch.block.gated,
                  joins=not isinstance(units[-1], Container))
 
 
 def _beside_mlp(plan: Plan, layer: int, name: str) -> Container:
-    """Gemma 4's router, the gradient of whose last factor comes first, or its experts."""
+    """Gemma 4's router, the gradient of whose last factor comes before its linear's, or its experts, the last first."""
     own = _by_module(plan, layer)[name]
-    return Container(own, tuple(beside_mlp(_linears(plan, layer, name))), ready=own[1:] if name == _ROUTER else ())
+    return Container(own, tuple(beside_mlp(_linears(plan, layer, name))), ready=own[1:] if name == _ROUTER else own[::-1])
 
 
 def _trains(plan: Plan, layer: int, calls: Calls) -> bool:
