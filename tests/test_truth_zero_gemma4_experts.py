@@ -48,3 +48,7 @@ def test_every_call_has_gathered_what_upstreams_has(name: str, monkeypatch: pyte
     ours = zero3_calls.fetched(lambda: small.program_of("zero3", {"dp_shard": case["ranks"]}, **asked(
         case | {"steps": 1})), monkeypatch)
     assert ours == [rest for _, *rest in case["found"]["fetched"]]
+
+
+def test_all_drawn_layouts_are_told() -> None:
+    assert told_layouts("deepspeed/drawn-gemma4-experts-*") == (len(DRAWN), len(DRAWN)) == (44, 44)
