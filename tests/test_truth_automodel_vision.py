@@ -33,9 +33,9 @@ RUN = [name for name in WRAPPED if "placed" not in STEPS[name]["case"]]
 """Cases that ran a step; of others the wrapped units alone are known, as experts run on a GPU alone."""
 MODELS: dict[str, Any] = {one["name"]: one for one in json.loads(
     (TAPE / "cases-vision.json").read_text(encoding="utf-8"))}
-OF_ONE_KIND = {"a11": 0.0015, "a24": 0.0004}
-"""Cases whose peak is at most so much higher than measured, of 1: tables, ids and masks of a Gemma 4 that only layers
-of one kind keep are counted as long as others run in backward."""
+OF_ONE_KIND = {"a24": 0.0004}
+"""Cases whose peak is at most so much higher than measured, of 1: of a Gemma 4 without layers of one type, for which
+a mask is made all the same, that no layer keeps."""
 HIGHER = OF_ONE_KIND | {"gemma4, inputs of layers, adapted, SDPA in fp32": 0.0001}
 """The same, of all: CUDA's kernel of SDPA makes sums of rows in backward, which a CPU's does not."""
 PREDICTING = 0.015

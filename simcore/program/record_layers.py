@@ -3,21 +3,14 @@
 Input: a plan (the parameters' layouts on this rank) and the workload. Output: `RecordedLayers`: tiles of every kind of
 layer of the stage and of its borders, and the tables that their rows refer to. Equal layers, and equal jobs, share a
 recording.
-
-[Note: tensors of the stem]
-The stem is the model's part before its layers. It makes tensors for all layers: rotary tables and positions. They are
-freed in the backward pass of the lowest layer of the stage that saves them: a replayed layer saves all its inputs,
-another one the tables if gradients flow to queries or keys. So that layer is recorded separately.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
-from simcore.models.blocks import Attention, LatentAttention, LayerKind, Mixer
 from simcore.models.graph import ModelGraph
 from simcore.models.placed_blocks import DeepMerger
 from simcore.models.pooled_blocks import PooledStem
@@ -28,6 +21,7 @@ from simcore.placement.framework import LayerOffload, UpdateTime
 from simcore.placement.moved_modules import NONE, groups_of, moved_modules
 from simcore.placement.optimizer_step import step_of
 from simcore.placement.plan import Placed, PlacedKind, Plan
+from simcore.placement.stem_users import ALL, users_of_stem
 from simcore.program.layer_passes import Key, LayerPasses, passes_of
 from simcore.program.outline import Tables
 from simcore.program.row_cache import held
@@ -39,9 +33,6 @@ from simcore.recording.tape import Op, Param
 __all__ = ["RecordedLayers", "Shape", "Workload", "adds_in_place", "blocks_of",
            "differentiates_tower", "keys_of", "leaving", "record_layers",
            "run_of"]
-
-_TURNED = re.compile(r"\b(q|k|qkv|query_key_value|q_a|q_b)(_proj|_norm|_layernorm)?\.|\bkv_a_proj_with_mqa\.")
-"""Modules whose output is rotated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +123,11 @@ def keys_of(plan: Plan) -> Mapping[int, Key]:
     named = dict.fromkeys(framework.kept_inputs, INPUT_STAYS) | dict.fromkeys(framework.kept_whole, "none")
     named |= dict.fromkeys(leaving(plan), SAVED_LEAVES)
     moved = moved_modules(plan)
-    splits, lowest = framework.schedule.splits_backward, _last_users_of_stem(plan, below) if plan.stage == 0 else ()
+    splits, users = framework.schedule.splits_backward, users_of_stem(plan, below) if plan.stage == 0 else {}
     unsplit = {layer for chunk in plan.chunks if chunk[0] == 0 or not splits for layer in chunk}
     return {layer: (plan.graph.layers[layer].kind, layer == first_block, below[layer],
                     named.get(layer, framework.checkpoint), layer not in unsplit,
-                    layer - stem if layer in lowest else 0, moved.get(layer, NONE))
+                    (layer - stem if layer in users else 0, users.get(layer, ALL)), moved.get(layer, NONE))
             for layer in plan.layers}
 
 
@@ -184,7 +175,8 @@ def run_of(plan: Plan, key: Key, workload: Workload, *, later: bool = False) -> 
                "none" if leaves else key[3], mesh.tp,
                framework.sequence_parallel, mesh.cp, mesh.ep, mesh.etp, "ep", workload.rows_per_token, key[1],
                key[2] and not workload.no_grad, framework.options, workload.sent_per_token, *workload.packed,
-               split=key[4], stem=key[5], no_grad=workload.no_grad, leaves=0 if workload.no_grad else leaves,
+               split=key[4], stem=key[5][0], stem_part=key[5][1], no_grad=workload.no_grad,
+               leaves=0 if workload.no_grad else leaves,
                groups=None if workload.no_grad else groups_of(plan, kind, key[6]), images=workload.images, left=(),
                scored=workload.scored,
                **_trained_of_images(plan, no_grad=workload.no_grad))
@@ -298,64 +290,6 @@ def _trained_of_images(plan: Plan, *, no_grad: bool) -> dict[str, bool]:
         inputs = {"inputs_train": (stem or any(trains)) and not no_grad}
     return {"embedding_trains": stem and not no_grad, "features_train": features and not no_grad,
             "embedding_stays": stem and not trains[0] and not no_grad, **inputs}
-
-
-def _last_users_of_stem(plan: Plan, below: dict[int, bool]) -> tuple[int, ...]:
-    """Numbers (in the whole model) of the layers whose backward frees tensors of the stem: `_last_user_of_stem`.
-
-    Or the lowest with each class of mixer, where each keeps tensors of its own. `below`: as there.
-    """
-    if not plan.framework.options.frees_tables_by_mixer:
-        return (_last_user_of_stem(plan, below),)
-    found: dict[type, int] = {}
-    for layer in plan.chunks[0]:
-        kind = plan.graph.kinds[plan.graph.layers[layer].kind]
-        if kind.block is None:
-            found.setdefault(type(kind.branches[0].block), layer)
-    return tuple(found.values())
-
-
-def _last_user_of_stem(plan: Plan, below: dict[int, bool]) -> int:
-    """Number (in the whole model) of the layer whose backward frees the tensors that the stem makes for all layers.
-
-    The stem is the model's part before its layers, the tensors are rotary tables and positions. The layer is the lowest
-    block of the rank's first chunk that saves them: a replayed one saves all its inputs, another one the tables if
-    gradients flow to queries or keys. If none does, it is the first block; -1 for a chunk without blocks. `below`: by
-    layer number, True where the layer's input carries a gradient.
-    """
-    blocks = [layer for layer in plan.chunks[0] if plan.graph.kinds[plan.graph.layers[layer].kind].block is None]
-    rotates = any(_rotates(branch.block) for kind in plan.graph.kinds for branch in kind.branches)
-    replays, unreplayed = plan.framework.checkpoint != "none", plan.framework.kept_whole
-    for layer in blocks:
-        number = plan.graph.layers[layer].kind
-        if replays and layer not in unreplayed:
-            keeps = below[layer] or plan.kinds[number].is_trained
-        else:
-            keeps = _turns_gradients(plan.graph.kinds[number], plan.kinds[number], carries=below[layer],
-                                     rotates=rotates)
-        if keeps:
-            return layer
-    return blocks[0] if blocks else -1
-
-
-def _rotates(block: Mixer) -> bool:
-    return isinstance(block, LatentAttention) or (isinstance(block, Attention) and block.rotary)
-
-
-def _turns_gradients(kind: LayerKind, placed: PlacedKind, *, carries: bool, rotates: bool) -> bool:
-    """True if gradients flow back to queries or keys; `carries`: the layer's input has a gradient.
-
-    `rotates`: some layers of the model rotate, and those alone keep tables.
-    """
-    trained = tuple(p.spec.name for p in placed if p.trainable)
-    for branch in kind.branches:
-        own = [name for name in trained if name.startswith(f"{branch.name}.")]
-        carries = carries or any(name.startswith(f"{branch.norm}.") for name in trained)
-        turns = _rotates(branch.block) or (isinstance(branch.block, Attention) and not rotates)
-        if turns and (carries or any(_TURNED.search(name) for name in own)):
-            return True
-        carries = carries or bool(own)
-    return False
 
 
 @held(element_bytes=1000)

@@ -12,11 +12,13 @@ from simcore.recording.options import NO_OPTIONS, ImplementationOptions
 from simcore.recording.tape import Param, Section
 
 __all__ = ["AHEAD", "FUSED_PAIRS", "INPUT_STAYS", "KEPT", "KEPT_ALONE", "KEPT_ENTROPY", "KEPT_ONCE", "KEPT_REFERENCED",
-           "PREFERENCE", "REFERENCED", "REWARDS", "SAVED_LEAVES", "UNPAIRED", "WHOLE_PAIRS", "LayerWorkload",
-           "RecordedLayer"]
+           "PREFERENCE", "REFERENCED", "REWARDS", "SAVED_LEAVES", "STEM_PARTS", "UNPAIRED", "WHOLE_PAIRS",
+           "LayerWorkload", "RecordedLayer"]
 
 INPUT_STAYS: Final = "full, its input stays"
 """Name of the checkpointing of a layer whose input stays on the device where those of others wait on the host."""
+STEM_PARTS: Final = ("all", "own", "tables")
+"""Parts of the stem's tensors: all, those a layer is called with, rotary tables of these."""
 SAVED_LEAVES: Final = "none, saved tensors leave"
 """Name of the checkpointing of a layer whose saved tensors wait on the host until its backward."""
 AHEAD: Final = frozenset({"kto_fused", "kto_fused_alone", "kto_whole", "kto_whole_alone", "kto_rows"})
@@ -61,8 +63,9 @@ class LayerWorkload:
     last layer is done. `input_requires_grad`: a tensor below the layer is trained. `sequences`: number packed in the
     microbatch, 0 if each fills its row; `attended`: positions that a token attends to, as the mean, 0 for all. `split`:
     gradients of parameters are made in a separate backward pass. `stem`: number of layers down to the embedding, if
-    this layer frees the tensors that the embedding made for all layers; else 0. `no_grad`: under torch.no_grad(),
-    nothing is kept for backward. `leaves`: elements of the smallest saved tensor that waits on the host; 0: all stay.
+    this layer frees tensors that the embedding made for all layers; else 0. `stem_part`: which of them, of
+    `STEM_PARTS`. `no_grad`: under torch.no_grad(), nothing is kept for backward.
+    `leaves`: elements of the smallest saved tensor that waits on the host; 0: all stay.
     `groups`: modules whose saved tensors wait on the host. `images`: of the microbatch. `embedding_trains`: gradients
     reach the embedding's output, which the end of a vision tower takes in beside that of the tower, whose parts
     `input_requires_grad` counts alone. `features_train`: gradients reach features of the tower's layers.
@@ -92,6 +95,7 @@ class LayerWorkload:
     attended: int = 0
     split: bool = False
     stem: int = 0
+    stem_part: str = STEM_PARTS[0]
     no_grad: bool = False
     leaves: int = 0
     groups: ModuleGroups | None = None

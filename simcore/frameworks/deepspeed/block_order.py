@@ -17,7 +17,7 @@ from simcore.frameworks.deepspeed.module_units import BLANK, Call, Calls, Chain,
 from simcore.models.blocks import Attention, Branch, GatedDeltaNet, LatentAttention, LayerKind, Mamba2, Mixer
 from simcore.operators.hf.remote_code import LINEARS
 
-__all__ = ["FIRST_PRODUCT", "around", "around_delta_rule", "dropped_behind", "place_of", "read_by_kernel",
+__all__ = ["FIRST_PRODUCT", "around", "around_delta_rule", "beside_mlp", "dropped_behind", "place_of", "read_by_kernel",
            "refuse_further", "with_activation", "with_experts", "with_joined_experts", "with_norms"]
 
 FIRST_PRODUCT: Final = ".in_proj"
@@ -210,6 +210,15 @@ def with_joined_experts(linears: Mapping[str, Linear], name: str, family: str) -
     return [*(beside + routed if family in _SHARED_FIRST else routed + beside), *gates]
 
 
+def beside_mlp(linears: Mapping[str, Linear], own: Refs, *, is_router: bool) -> Container:
+    """Gemma 4's router, whose norm has no weights, or its experts, which are one module with an activation in it.
+
+    The experts' runs once where they are multiplied in groups (transformers 5.23 `integrations/moe.py`). `own`: what
+    the module holds itself. The gradient of the router's last factor comes before its linear's, experts' the last first.
+    """
+    return Container(own, (BLANK, *linears.values()), ready=own[1:] if is_router else own[::-1])
+
+
 def _of_expert(linear: Linear, expert: int) -> Linear:
     def of(refs: Refs) -> Refs:
         return tuple((number, expert) for number, _ in refs)
@@ -220,8 +229,8 @@ def _of_expert(linear: Linear, expert: int) -> Linear:
 
 def refuse_further(kind: LayerKind) -> None:
     """Raises NotYet for layers of which modules are called in an order that was not measured."""
-    for said, what in ((kind.joined, "experts beside an MLP"), (kind.own_input, "inputs of single layers"),
-                       (kind.streams, "several residual streams"), (kind.shared, "a transformer that layers share")):
+    for said, what in ((kind.own_input, "inputs of single layers"), (kind.streams, "several residual streams"),
+                       (kind.shared, "a transformer that layers share")):
         if said:
             raise NotYet(Problem("model", f"not yet: {what} under DeepSpeed, whose hooks follow the order of modules; "
                                  "placement is served"))

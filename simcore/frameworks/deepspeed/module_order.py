@@ -20,6 +20,7 @@ from simcore.frameworks.deepspeed.block_order import (
     FIRST_PRODUCT,
     around,
     around_delta_rule,
+    beside_mlp,
     dropped_behind,
     place_of,
     read_by_kernel,
@@ -56,6 +57,8 @@ _ADAPTERS: Final = (".lora_a", ".lora_b")
 _MAGNITUDE: Final = ".lora_magnitude_vector"
 _BESIDE: Final = "shared_mlp"
 """Module of GraniteMoeHybrid's shared MLP, no part of the experts' module (`modeling_granitemoehybrid.py`:1001)."""
+_ROUTER: Final = "router"
+"""Module of Gemma 4's router, no part of the experts' module (`modeling_gemma4.py`:1366)."""
 _BY_PLACE: Final = ("nemotron_h", "mamba2")
 """Families that call their mixers with inputs that have no name."""
 _MODEL: Final = Call(is_model=True)
@@ -178,8 +181,9 @@ def replayed(plan: Plan, layer: int) -> tuple[int, int]:
     `layer`: a transformer layer, by its number in the whole model.
     """
     part = _parts(plan, layer)[-1]
-    if part.asks:  # the last norm, or the layer itself for the number that multiplies its output
-        return 1 + (not plan.graph.kinds[plan.graph.layers[layer].kind].scales_output), 0
+    is_scaled = plan.graph.kinds[plan.graph.layers[layer].kind].scales_output
+    if part.asks or is_scaled:  # the last norm, or the layer itself for the number that multiplies its output
+        return 1 + (not is_scaled), 0
     opened = 1 + len(part.behind) + sum(container.outputs for container in part.opened())  # from the outside in
     last = part.last()
     if last is None:
@@ -237,9 +241,15 @@ def _parts_of(plan: Plan, layer: int, *, has_input_grad: bool) -> tuple[Part, ..
         part = _part_of(plan, layer, name, branch, has_norm=has_norm)
         reached = reached or _trains(plan, layer, part.before)
         parts.append(replace(part, has_input_grad=reached))
-        if number + 1 >= shared:  # what it adds is an input of the next one
+        if number + 1 >= shared and not (kind.joined and number):  # what it adds is an input of the next one
             reached = reached or any(_trains(plan, layer, one.forward()) for one in parts)
-    return tuple(parts)
+    return (*parts, *_joining(plan, layer, parts))
+
+
+def _joining(plan: Plan, layer: int, parts: Sequence[Part]) -> list[Part]:
+    """The norm of the sum of the last two branches, where they are joined."""
+    refs = _by_module(plan, layer).get(plan.graph.kinds[plan.graph.layers[layer].kind].joined, ())
+    return [Part([], Container(refs), [])] if refs and parts else []
 
 
 def _part_of(plan: Plan, layer: int, name: str, branch: Branch, *, has_norm: bool) -> Part:
@@ -251,6 +261,9 @@ def _part_of(plan: Plan, layer: int, name: str, branch: Branch, *, has_norm: boo
         leaf = _in_order(plan, layer, name)
         outputs = LAYERS[plan.graph.implementation].moe_outputs if _trains(plan, layer, [Call(leaf)]) else 1
         return Part(before, Container(outputs=outputs, leaf=leaf), behind, asks=asks)
+    if kind.joined and isinstance(branch.block, Moe):
+        module = beside_mlp(_linears(plan, layer, name), named[name], is_router=name == _ROUTER)
+        return Part(before, module, [] if name == _ROUTER else behind, asks=asks)
     units = tuple(_inside(plan, layer, name, branch))
     read, ready = read_by_kernel(branch, _linears(plan, layer, name), _by_name(plan, layer))
     combines = isinstance(branch.block, Mamba2) or (isinstance(branch.block, Moe) and (
@@ -294,7 +307,10 @@ def _is_leaf(plan: Plan, layer: int) -> bool:
 def _blocks(plan: Plan, layer: int) -> Iterator[tuple[str, Branch]]:
     """Names of a layer's blocks, each with the branch that it is in."""
     has_beside = any(path.startswith(f"{_BESIDE}.") for path in _by_module(plan, layer))
-    for branch in plan.graph.kinds[plan.graph.layers[layer].kind].branches:
+    kind = plan.graph.kinds[plan.graph.layers[layer].kind]
+    for branch in kind.branches:
+        if kind.joined and isinstance(branch.block, Moe):
+            yield _ROUTER, branch
         yield branch.name, branch
         if has_beside and isinstance(branch.block, Moe):
             yield _BESIDE, branch

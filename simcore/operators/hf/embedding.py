@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 from simcore.models.blocks import Attention, Embedding, LatentAttention, LayerKind
 from simcore.operators.hf import remote_code
@@ -25,11 +25,14 @@ from simcore.operators.shared.layer_borders import (
     run_backward,
     stream_dtype,
 )
-from simcore.recording.layer import LayerWorkload, RecordedLayer
+from simcore.recording.layer import STEM_PARTS, LayerWorkload, RecordedLayer
 from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Node, Tape, Tensor
 from simcore.units import dtype_bytes
 
 __all__ = ["called", "embedding", "mask_of", "shape_of_positions", "shared_tables", "stage_stem", "window_of"]
+
+_FREED: Final = dict(zip(STEM_PARTS, ((0, 5), (0, 3), (1, 3)), strict=True))
+"""Numbers, from and up to, among positions, a layer's own pair of tables and those of another type."""
 
 
 class _Stem(Protocol):
@@ -306,7 +309,7 @@ def stem_of(tape: Tape, kind: LayerKind, run: LayerWorkload) -> tuple[Inputs, li
 
     One layer posts deaths of what all layers share: the lowest that keeps it, or the first; a mask's the first.
 
-    Also returns the rotary tables of layers of another type, which that layer frees with its own.
+    Also returns the rotary tables of layers of another type, which it frees with its own if no layer keeps those.
     """
     wide = kind.wide or HfOptions.of(run.options).wide_outputs
     hidden = hidden_state(tape, run, run.seq, kind.hidden, "fp32" if wide and not run.first else "")
@@ -321,14 +324,16 @@ def stem_of(tape: Tape, kind: LayerKind, run: LayerWorkload) -> tuple[Inputs, li
         is_wide, rows = family.wide_tables or family.complex_tables, _rows_of_tables(run, family)
         dtype = "fp32" if is_wide else stream_dtype(run)
         passing = kind.tables if _turns(kind) else 0
-        sizes = [*zip(_names_of_tables(rotary, passing), (rotary, rotary, passing, passing), strict=True)]
+        names = _names_of_tables(rotary, passing, window_of(kind))
+        sizes = [*zip(names, (rotary, rotary, passing, passing), strict=True)]
         del sizes[1:1 + family.complex_tables]  # one table of as many numbers
         shared += [tape.external((rows, run.seq, 1, size), dtype, tape.slot(name, "activation"), down)
                    for name, size in sizes if size]
     mask = mask_of(tape, run, kind.family, window_of(kind))
     are_cast = family.wide_tables and HfOptions.of(run.options).casts_stream  # then layers keep copies of their own
     for number, tensor in enumerate(shared):  # only a checkpoint keeps positions, which come first
-        dies = run.first if (run.checkpoint == "none" and number == 0) or (are_cast and number) else run.stem
+        dies = run.first if (run.checkpoint == "none" and number == 0) or (are_cast and number) else (
+            run.stem and _FREED[run.stem_part][0] <= number < _FREED[run.stem_part][1])
         if not dies and tensor.storage is not None:
             tensor.disown()
     if mask is not None and not run.first:
@@ -355,9 +360,13 @@ def _turned(block: Attention | LatentAttention) -> int:
     return (block.rotated or block.head_dim) * block.rotary
 
 
-def _names_of_tables(own: int, passing: int) -> tuple[str, ...]:
-    """Storages of a layer's own tables, of `own` columns, then of others; the embedding makes the wider pair last."""
-    return TABLES if not passing or own <= passing else (*TABLES[2:], *TABLES[:2])
+def _names_of_tables(own: int, passing: int, window: int) -> tuple[str, ...]:
+    """Storages of a layer's own tables, of `own` columns, then of others; the embedding makes the wider pair last.
+
+    `window`: of the layer's attention; of equal pairs the last is that of layers without one.
+    """
+    is_last = own > passing or (own == passing and not window)
+    return (*TABLES[2:], *TABLES[:2]) if passing and is_last else TABLES
 
 
 def _turns(kind: LayerKind) -> bool:

@@ -23,16 +23,34 @@ from nemo_automodel.components.distributed.model_parallelizer import parallelize
 from nemo_automodel.components.distributed.pipelining.config import PipelineConfig
 from nemo_automodel.components.models.common import BackendConfig
 from nemo_automodel.components.models.common.utils import prepare_frozen_parameters_for_sharding
+from nemo_automodel.components.models.deepseek_v4.config import DeepseekV4Config
 from nemo_automodel.components.optim.optimizer import _trainable_params_or_groups
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import PretrainedConfig
 
 from . import automodel as nano
-from .drawn import Case, all_stages, component, configuration
+from .drawn import Case, all_stages, component, configuration, fields_of
 
-WORDS = (("shared_expert", "shared_experts"), ("experts", "routed_experts"), (".gate.", "router"),
+WORDS = (("_hc.", "residual_streams"), ("hc_head.", "residual_streams"), ("shared_expert", "shared_experts"),
+         ("share_expert.", "shared_experts"), ("experts", "routed_experts"), (".gate.", "router"),
          ("lm_head", "lm_head"), ("embed", "embedding"),
          *((f"mixer.{part}_proj", "attention") for part in "qkvo"), ("mixer.up_proj", "mlp"),
          ("mixer.down_proj", "mlp"), ("mixer.", "mamba"), ("norm", "norms"), ("attn", "attention"), ("mlp", "mlp"))
+
+
+OWN = {"deepseek_v4": DeepseekV4Config, "step3p5": type("Step3p5Config", (PretrainedConfig,), {
+    "model_type": "step3p5", "rms_norm_eps": 1e-5, "attention_bias": False, "max_position_embeddings": 4096})}
+"""Configurations that transformers does not read as Automodel does. Step's published file brings a class, of which
+those of its values stand here that the model reads and the file does not say."""
+ARCHITECTURES = {"deepseek_v4": "DeepseekV4ForCausalLM", "step3p5": "Step3p5ForCausalLM"}
+
+
+def _own_configuration(case: Case) -> PretrainedConfig:
+    fields = fields_of(case)
+    family = fields.pop("model_type")
+    made = OWN[family](**fields, architectures=[ARCHITECTURES[family]])
+    made._attn_implementation = "sdpa"
+    return made
 
 
 def part_of(name: str) -> str:
@@ -44,7 +62,7 @@ def part_of(name: str) -> str:
 def built(case: Case) -> torch.nn.Module:
     """The model as a checkpoint of the case's dtype is loaded: all of it, except strict-fp32 names."""
     dtype = getattr(torch, case.get("dtype", "bfloat16"))
-    cfg = configuration(case)
+    cfg = (_own_configuration if fields_of(case)["model_type"] in OWN else configuration)(case)
     cfg.torch_dtype = dtype
     attention = "te" if case.get("cp", 1) > 1 and cfg.model_type != "nemotron_h" else "sdpa"
     own = "flex" if cfg.model_type == "gpt_oss" else "sdpa"  # GPT-OSS takes flex or te alone
