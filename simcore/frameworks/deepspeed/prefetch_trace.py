@@ -36,8 +36,8 @@ from itertools import accumulate
 
 from simcore.frameworks.deepspeed.experts.layers import EXPERTS_AXIS, axis_of
 from simcore.frameworks.deepspeed.hpz import Key
-from simcore.frameworks.deepspeed.module_order import backward_calls, forward_calls, released_after, replayed
-from simcore.frameworks.deepspeed.module_units import Call
+from simcore.frameworks.deepspeed.modules.order import backward_calls, forward_calls, released_after, replayed
+from simcore.frameworks.deepspeed.modules.units import Call
 from simcore.frameworks.deepspeed.split.matrices import cut_of
 from simcore.frameworks.deepspeed.strategy import PERSISTENT
 from simcore.models.blocks import Embedding, Head

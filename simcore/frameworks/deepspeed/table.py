@@ -20,6 +20,7 @@ from simcore.frameworks.common.liger import loss_with
 from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, packed_of
 from simcore.frameworks.common.torch import all_or_no_checkpoint, check_named_adapters, torch_optimizer
 from simcore.frameworks.deepspeed.experts import layers as experts
+from simcore.frameworks.deepspeed.modules.tower_order import check_tower
 from simcore.frameworks.deepspeed.rules import Choice, rules_of
 from simcore.frameworks.deepspeed.split.matrices import AS_WHOLE, check_matrices, cuts_of
 from simcore.frameworks.deepspeed.split.sequences import (
@@ -30,7 +31,6 @@ from simcore.frameworks.deepspeed.split.sequences import (
     shared_format,
 )
 from simcore.frameworks.deepspeed.strategy import ZeroStrategy
-from simcore.frameworks.deepspeed.tower_order import check_tower
 from simcore.frameworks.preference import check_preference
 from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.operators.hf.chunked import LM_HEAD

@@ -9,7 +9,7 @@ from simcore.frameworks.common.cpu_optimizer import copied, updated_on_host
 from simcore.frameworks.common.optimizer_memory import post_rest, rest_postings, step_temporaries
 from simcore.frameworks.deepspeed.experts.groups import Group
 from simcore.frameworks.deepspeed.gradients.uncontiguous import UnbucketedGradients
-from simcore.frameworks.deepspeed.module_order import readiness
+from simcore.frameworks.deepspeed.modules.order import readiness
 from simcore.frameworks.deepspeed.partitions import (
     flat_padding,
     groups_of,

@@ -15,7 +15,7 @@ from simcore.frameworks.deepspeed.experts.joint_gathers import JointGathers, by_
 from simcore.frameworks.deepspeed.experts.layers import axis_of
 from simcore.frameworks.deepspeed.experts.replayed_weights import ReplayedWeights
 from simcore.frameworks.deepspeed.hpz import HpzShards, Key
-from simcore.frameworks.deepspeed.module_order import backward_calls, forward_calls, readiness
+from simcore.frameworks.deepspeed.modules.order import backward_calls, forward_calls, readiness
 from simcore.frameworks.deepspeed.offload_buffers import sub_groups
 from simcore.frameworks.deepspeed.offload_gradients import GradientsOnHost
 from simcore.frameworks.deepspeed.partitions import groups_of

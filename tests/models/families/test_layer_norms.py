@@ -8,7 +8,7 @@ import pytest
 
 import small
 from simcore.errors import InputError
-from simcore.frameworks.deepspeed.module_order import backward_calls, forward_calls, replayed
+from simcore.frameworks.deepspeed.modules.order import backward_calls, forward_calls, replayed
 from simcore.models.blocks import Attention, Head
 from simcore.models.graph import ModelGraph, build, model_config
 from simcore.simulate import simulate

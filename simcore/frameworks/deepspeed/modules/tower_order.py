@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from simcore.frameworks.common.transformers import FROZEN_OPTION, asks_patches
-from simcore.frameworks.deepspeed.module_units import Call, Refs
+from simcore.frameworks.deepspeed.modules.units import Call, Refs
 from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
 from simcore.models.vision_blocks import (
     GridLayer,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from simcore.errors import NotYet, Problem
-from simcore.frameworks.deepspeed.module_units import BLANK, Call, Calls, Chain, Container, Linear, Refs, Unit
+from simcore.frameworks.deepspeed.modules.units import BLANK, Call, Calls, Chain, Container, Linear, Refs, Unit
 from simcore.models.blocks import Attention, Branch, GatedDeltaNet, LatentAttention, LayerKind, Mamba2, Mixer
 from simcore.operators.hf.remote_code import LINEARS
 
@@ -214,7 +214,8 @@ def beside_mlp(linears: Mapping[str, Linear], own: Refs, *, is_router: bool) -> 
     """Gemma 4's router, whose norm has no weights, or its experts, which are one module with an activation in it.
 
     The experts' runs once where they are multiplied in groups (transformers 5.23 `integrations/moe.py`). `own`: what
-    the module holds itself. The gradient of the router's last factor comes before its linear's, experts' the last first.
+    the module holds itself. The gradient of the router's last factor comes before its linear's; experts' the last
+    first.
     """
     return Container(own, (BLANK, *linears.values()), ready=own[1:] if is_router else own[::-1])
 

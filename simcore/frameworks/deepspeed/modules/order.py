@@ -16,7 +16,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
-from simcore.frameworks.deepspeed.block_order import (
+from simcore.frameworks.deepspeed.experts.layers import LAYERS, has_own_experts
+from simcore.frameworks.deepspeed.modules.block_order import (
     FIRST_PRODUCT,
     around,
     around_delta_rule,
@@ -30,8 +31,14 @@ from simcore.frameworks.deepspeed.block_order import (
     with_joined_experts,
     with_norms,
 )
-from simcore.frameworks.deepspeed.experts.layers import LAYERS, has_own_experts
-from simcore.frameworks.deepspeed.module_units import (
+from simcore.frameworks.deepspeed.modules.models import (
+    adapters_around,
+    inner_model,
+    outer_model,
+    rotary_calls,
+)
+from simcore.frameworks.deepspeed.modules.tower_order import tower_calls
+from simcore.frameworks.deepspeed.modules.units import (
     LEAF_FAMILIES,
     Call,
     Calls,
@@ -44,9 +51,7 @@ from simcore.frameworks.deepspeed.module_units import (
     of_autoep,
 )
 from simcore.frameworks.deepspeed.split.matrices import cut_of
-from simcore.frameworks.deepspeed.strategy import ZeroStrategy
-from simcore.frameworks.deepspeed.tower_order import tower_calls
-from simcore.models.blocks import Attention, Branch, Embedding, GatedDeltaNet, Head, LatentAttention, Mamba2, Mlp, Moe
+from simcore.models.blocks import Attention, Branch, Embedding, GatedDeltaNet, Head, Mamba2, Mlp, Moe
 from simcore.models.graph import ModelGraph
 from simcore.models.vision_blocks import VisionPart
 from simcore.placement.plan import Placed, Plan
@@ -61,15 +66,9 @@ _ROUTER: Final = "router"
 """Module of Gemma 4's router, no part of the experts' module (`modeling_gemma4.py`:1366)."""
 _BY_PLACE: Final = ("nemotron_h", "mamba2")
 """Families that call their mixers with inputs that have no name."""
-_MODEL: Final = Call(is_model=True)
-_ASKS_EMBEDDING: Final = ("llama4_text",)
-"""Families whose model reads the device of its embedding's weight (transformers 5.23 `modeling_llama4.py`:519)."""
-_ASKS_HEAD: Final = ("mamba2",)
-"""Families whose model reads the type of its head's weight (transformers 5.23 `modeling_mamba2.py`:919)."""
 _ASKS_NORM: Final = ("nemotron_h", "mamba2")
 """Families whose layers read the type of their norm's weight: `around`."""
-_BY_WINDOW: Final = ("gemma3_text", "gemma4_text", "olmo3")
-"""Families with rotary tables for layers with a window and others for those without (5.23 `modeling_gemma3.py`:549)."""
+
 
 
 def forward_calls(plan: Plan, layer: int) -> Calls:
@@ -86,25 +85,14 @@ def _forward_of(plan: Plan, layer: int) -> tuple[Call, ...]:
     kind = plan.graph.kinds[plan.graph.layers[layer].kind]
     everything = tuple((number, 0) for number, p in enumerate(plan.of_layer(layer)) if not p.spec.is_buffer)
     if isinstance(kind.block, Embedding):  # PEFT's model, the model, its inner model; the rotary embedding
-        rotary = 0 if kind.block.tower else _rotary_calls(plan)  # behind a tower it is called there
+        rotary = 0 if kind.block.tower else rotary_calls(plan)  # behind a tower it is called there
         behind = [*dropped_behind(plan.graph.architecture.family, embedding=True), *[Call()] * rotary]
-        return (*_around(plan), _model(plan), _inner_model(plan), Call(everything, everything), *behind)
+        return (*adapters_around(plan), outer_model(plan), inner_model(plan), Call(everything, everything), *behind)
     if isinstance(kind.block, VisionPart):
         return tower_calls(plan, layer)
     if kind.block is not None:
         return (Call(everything, everything),) if everything else ()
     return tuple(around(_whole(plan, layer), [call for part in _parts(plan, layer) for call in part.forward()]))
-
-
-def _model(plan: Plan) -> Call:
-    """The call of the model that holds the head."""
-    reads_head = LAYERS[plan.graph.implementation].reads_head or plan.graph.architecture.family in _ASKS_HEAD
-    return Call(is_model=True, reads="head" if reads_head else "")
-
-
-def _inner_model(plan: Plan) -> Call:
-    """The call of the model in it, which holds embedding and layers."""
-    return Call(is_model=True, reads="embedding" if plan.graph.architecture.family in _ASKS_EMBEDDING else "")
 
 
 def _whole(plan: Plan, layer: int) -> Call:
@@ -113,16 +101,6 @@ def _whole(plan: Plan, layer: int) -> Call:
     own = _by_module(plan, layer)["norm"] if family in _ASKS_NORM else ()
     return Call(own, tuple((number, expert) for number, placed in enumerate(plan.of_layer(layer))
                            if not placed.spec.is_buffer for expert in range(placed.used_copies)))
-
-
-def _rotary_calls(plan: Plan) -> int:
-    """Calls of the module that makes rotary tables: none without positions, else one, or one for each kind of them."""
-    blocks = [branch.block for kind in plan.graph.kinds for branch in kind.branches]
-    attention = [block for block in blocks if isinstance(block, Attention)]
-    if not any(block.rotary for block in attention) and not any(
-            isinstance(block, LatentAttention | GatedDeltaNet) for block in blocks):
-        return 0
-    return len({block.window > 0 for block in attention}) if plan.graph.architecture.family in _BY_WINDOW else 1
 
 
 def backward_calls(plan: Plan, layer: int) -> tuple[Calls, Calls]:
@@ -139,8 +117,8 @@ def backward_calls(plan: Plan, layer: int) -> tuple[Calls, Calls]:
         if isinstance(kind.block, Embedding):
             behind = dropped_behind(plan.graph.architecture.family, embedding=True)
             return [], [*behind, *own] if asks_inputs(plan, layer + 1) else []
-        inner = [_inner_model(plan)] * (1 + plan.graph.architecture.has_tower)
-        outer = [*_around(plan), _model(plan)] if isinstance(kind.block, Head) else inner
+        inner = [inner_model(plan)] * (1 + plan.graph.architecture.has_tower)
+        outer = [*adapters_around(plan), outer_model(plan)] if isinstance(kind.block, Head) else inner
         return [], [*outer, *own] if own else own
     before, after = _backward_of(plan, _first_alike(plan, layer), has_input_grad=asks_inputs(plan, layer))
     return list(before), list(after)
@@ -166,11 +144,6 @@ def _backward_of(plan: Plan, layer: int, *, has_input_grad: bool) -> tuple[tuple
         again[-1] = replace(again[-1], released=before[-1].released if is_same else again[-1].own)
         before[-1] = replace(before[-1], released=())
     return (*before, *again), tuple(backward[first:])
-
-
-def _around(plan: Plan) -> Calls:
-    """The model that PEFT puts around the model."""
-    return [_MODEL] if any(t.module == "adapter" for specs in plan.graph.tensors for t in specs) else []
 
 
 def replayed(plan: Plan, layer: int) -> tuple[int, int]:
@@ -299,7 +272,7 @@ def _first_layers(graph: ModelGraph) -> dict[int, int]:
 
 def _is_leaf(plan: Plan, layer: int) -> bool:
     """True if the layer's block of experts has hooks and what is inside has none: [Note: leaf modules]."""
-    if has_own_experts(plan.graph) or plan.framework.strategy_as(ZeroStrategy).stage < 3:
+    if has_own_experts(plan.graph) or plan.framework.strategy.holds_whole_parameters:
         return False
     return plan.graph.kinds[plan.graph.layers[layer].kind].family in LEAF_FAMILIES
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import small
-from simcore.frameworks.deepspeed.module_order import backward_calls, forward_calls, readiness
-from simcore.frameworks.deepspeed.module_units import Calls
+from simcore.frameworks.deepspeed.modules.order import backward_calls, forward_calls, readiness
+from simcore.frameworks.deepspeed.modules.units import Calls
 from simcore.placement.plan import Plan
 
 LAYER = 1
