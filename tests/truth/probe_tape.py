@@ -2,7 +2,8 @@
 
     python tests/truth/probe_tape.py CASE... > tests/truth/tape/families-torch-2.13.0-transformers-5.23.0.json
 
-`hybrids-*.json` holds the cases of `cases-hybrids.json`, `liger-*.json` those of `cases-liger.json`, given one by one.
+`hybrids-*.json` holds the cases of `cases-hybrids.json`, `liger-*.json` those of `cases-liger.json`, given one by one;
+`minimax-*.json` those of `cases-minimax.json`.
 
 A case is a JSON object with `name` and the keys of `tape/README.md`; without cases those of `tape/cases.json`. A step
 of `probe_fsdp2.py` is logged and cut at FSDP2's hooks; buffers that FSDP2 owns are left out.

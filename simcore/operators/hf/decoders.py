@@ -27,6 +27,7 @@ from simcore.operators.hf.autocast import is_autocast, narrowed
 from simcore.operators.hf.layers import (
     Core,
     Inputs,
+    RotateBoth,
     column,
     core_of,
     has_flash_attention,
@@ -190,10 +191,12 @@ def _down(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
 
 # ---- OLMo 2 ----------------------------------------------------------------------------------------------------------
 def olmo2_attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, core: Core | None,
-                    norm: Callable[[Tape, Param, Tensor], Tensor] = rms_norm_in_fp32) -> Tensor:
+                    norm: Callable[[Tape, Param, Tensor], Tensor] = rms_norm_in_fp32,
+                    turn_both: RotateBoth | None = None) -> Tensor:
     """Output of attention (`Olmo2Attention`) for `inputs.hidden`, in its shape; `core`: as of `layers.attention`.
 
-    `norm`: of query and of key; OLMoE's attention has Llama's, and is the same besides.
+    `norm`: of query and of key; OLMoE's attention has Llama's, and is the same besides; MiniMax-M2's turns a part of
+    each head, by `turn_both`.
     """
     block, name, x = branch.block, branch.name, inputs.hidden
     assert isinstance(block, Attention)
@@ -206,8 +209,10 @@ def olmo2_attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inpu
     query, key = (aten.to_heads(tape, part, dim, copy_grad=not by_liger) for part in (query, key))
     value = aten.to_heads(tape, value, dim, copy_grad=core is not None)
     query, key = hf_liger.rotate_both(tape, query, key, inputs.cos, inputs.sin, copy_grads=core is not None) if (
-        by_liger) else _rotated(tape, query, key, inputs.cos, inputs.sin)
+        by_liger) else (turn_both or _rotated)(tape, query, key, inputs.cos, inputs.sin)
     out = core(query, key, value) if core else core_of(tape, run, block, (query, key, value), inputs.mask)
+    if 0 < block.rotated < dim and not runs_math(run, block, inputs.mask):  # lies by heads, as joined queries do
+        out = aten.contiguous(tape, out, "attention")
     return linear(tape, run, f"{name}.o_proj", out.view(*out.shape[:2], out.shape[2] * dim))
 
 

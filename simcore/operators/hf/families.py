@@ -109,6 +109,12 @@ def _attention_of_olmoe(tape: Tape, run: LayerWorkload, branch: Branch, inputs: 
     return decoders.olmo2_attention(tape, run, branch, inputs, _eager(tape, run, branch, inputs, held), _norm), held
 
 
+def _attention_of_minimax_m2(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+    held: list[Tensor] = []
+    core = _eager_core(tape, run, inputs.mask, held, by_heads=True) if has_eager_attention(run) else None
+    return decoders.olmo2_attention(tape, run, branch, inputs, core, _norm, layers.rotate_a_part), held
+
+
 def _attention_of_phi(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
     """Attention of Phi: what is turned of query and key lives until it returns."""
     held, turned = list[Tensor](), list[Tensor]()
@@ -196,6 +202,10 @@ def _moe_with_wide_weights(tape: Tape, run: LayerWorkload, branch: Branch, input
 
 def _moe_in_groups(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
     return hf_moe.moe(tape, run, branch, inputs.hidden, route=hf_moe.route_in_groups), None
+
+
+def _moe_of_minimax_m2(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+    return hf_moe.moe(tape, run, branch, inputs.hidden, route=hf_moe.route_at_once), None
 
 
 def _moe_of_deepseek_v2(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
@@ -317,6 +327,7 @@ FAMILIES: Final = {
     "llama4_text": Family(norm=llama4_attention.rms_norm, attention=_attention_of_llama4, moe=_moe_of_llama4,
                           complex_tables=True, holds_mixed=True),
     "mamba2": Family(has_positions=False),
+    "minimax_m2": Family(attention=_attention_of_minimax_m2, moe=_moe_of_minimax_m2),
     "mistral4": Family(moe=_moe_in_groups),
     "ministral3": Family(attention=_turning_by(decoders.ministral3_turn)),
     "mixtral": Family(moe=_moe_with_wide_weights),

@@ -120,7 +120,7 @@ def _modules(run: LayerWorkload) -> Modules:
                    is_wide=options.wide_outputs, is_packed=run.options.position_axes > 0)
 
 
-_SIGMOID: Final = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "llama4_text")
+_SIGMOID: Final = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "llama4_text", "minimax_m2")
 """Families whose gated experts are chosen by the router of Nemotron-H, operator for operator, or by their own."""
 _OTHERS: Final = ("gpt2", "mpt")
 """Families whose layers transformers builds of modules that are not recorded (`Conv1D`; a fused projection)."""

@@ -31,8 +31,8 @@ from simcore.recording.tape import (
     Tensor,
 )
 
-__all__ = ["ByExpert", "as_rows", "by_expert", "by_token", "joined", "moe", "returning_logits", "route_greedily",
-           "route_in_groups", "routed"]
+__all__ = ["ByExpert", "as_rows", "by_expert", "by_token", "joined", "moe", "returning_logits", "route_at_once",
+           "route_greedily", "route_in_groups", "routed"]
 
 Route = Callable[[Tape, LayerWorkload, str, Moe, Tensor], tuple[Tensor, Tensor, Tensor]]
 """(tape, run, the block's module, block, rows) -> (logits, weights, indices) of the chosen experts."""
@@ -161,6 +161,18 @@ def _route(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor) -> 
     logits = product(tape, run, aten.cast(tape, x, "fp32"), aten.cast(tape, weight, "fp32"), "gate")
     scores = aten.sigmoid(tape, logits)
     return logits, *_chosen(tape, block, scores, corrects=True)
+
+
+def route_at_once(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same of logits in the compute dtype, without groups or a factor (`MiniMaxM2TopKRouter`)."""
+    logits = linear(tape, run, f"{name}.gate", x)
+    scores = aten.sigmoid(tape, aten.cast(tape, logits, "fp32"))
+    choice = aten.add_scalar(tape, scores, dtype="fp32")
+    _values, indices = aten.topk(tape, choice, block.top_k)
+    weights = aten.gather(tape, scores, indices)
+    aten.div_(tape, weights, aten.sum_last(tape, weights, keepdim=True))
+    del choice
+    return logits, weights, indices
 
 
 def route_in_groups(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -29,7 +29,7 @@ from simcore.simulate import simulate
 
 TRUTH = ROOT / "tests/truth" / "tape"
 FILES = [f"{kind}-torch-2.13.0-transformers-5.23.0.json" for kind in (
-    "hf", "families", "host", "hybrids", "dense", "latent", "liger-0.7.0", "delta-fla-0.6.0")]
+    "hf", "families", "host", "hybrids", "dense", "latent", "liger-0.7.0", "delta-fla-0.6.0", "minimax")]
 CASES: dict[str, Any] = {name: case for file in FILES for name, case in json.loads(
     (TRUTH / file).read_text(encoding="utf-8")).items()}
 
