@@ -31,8 +31,8 @@ from simcore.recording.tape import Kernel, Op, Param, Row
 
 FEW = 64
 """Bytes a token of what is not recorded one by one: labels, masks, statistics."""
-NEW = ["kto-trl-1.16.0.json", "kto-drawn-trl-1.16.0.json"]
-OLD = ["kto-trl-0.24.0.json"]
+NEW = ["kto-trl-1.16.0.json", "kto-drawn-trl-1.16.0.json", "kto-drawn-52117-trl-1.16.0.json"]
+OLD = ["kto-trl-0.24.0.json", "kto-drawn-trl-0.24.0.json"]
 _PASSES = (MISMATCHED_BORDER, MISMATCHED_REFERENCE, REFERENCE_BORDER)
 
 
