@@ -153,10 +153,11 @@ def without_wide_copies(case: dict[str, Any], sizes: list[int]) -> list[int]:
     return kept
 
 
-def test_rows_of_logits_are_those_of_axolotls_own_step() -> None:
+@pytest.mark.parametrize("name", ["kto-axolotl-067b021c.json", "kto-drawn-axolotl-067b021c.json"])
+def test_rows_of_logits_are_those_of_axolotls_own_step(name: str) -> None:
     """Event by event, and the bytes that a step holds; what follows in backward is of the head."""
     wrong = []
-    for case in truth("kto-axolotl-067b021c.json"):
+    for case in truth(name):
         ours = rows_of_logits(case, "kto_rows")
         theirs = compared(case, [*case["passes"], case["backward"]], ours)
         begins, highest = moments(case, "kto_rows")
