@@ -211,7 +211,7 @@ def test_one_sequence_a_pass_is_refused_as_trl_refuses_it() -> None:
 
 
 @pytest.mark.parametrize(("framework", "loss"), [("zero3", "kto_softmax"), ("zero3", "kto_whole_alone"),
-                                                 ("fsdp2", "kto_fused"), ("fsdp1", "kto_softmax")])
+                                                 ("fsdp2", "kto_whole"), ("fsdp1", "kto_softmax")])
 def test_a_model_that_is_gathered_twice_is_refused(framework: str, loss: str) -> None:
     with pytest.raises(RankscopeError, match=loss):
         prepare(small.scenario(framework, {"dp_shard": 4}, model="llama-tiny", loss=loss, micro_batch_size=2))

@@ -1,15 +1,16 @@
 r"""DPO and KTO of TRL 1.16.0 under FSDP2: what rests, what ranks exchange, and what a step holds.
 
     python tests/truth/probe_pairs_fsdp2.py > tests/truth/pairs/fsdp2-trl-1.16.0.json
-    python tests/truth/probe_pairs_fsdp2.py SEED COUNT > tests/truth/pairs/fsdp2-drawn-SEED-trl-1.16.0.json
+    python tests/truth/probe_pairs_fsdp2.py SEED COUNT > tests/truth/pairs/fsdp2-drawn-trl-1.16.0.json
 
 A CPU is one rank of a process group whose others answer nothing. TRL's trainer is made as in `probe_trl_preference.py`
 and `probe_kto.py`; accelerate's own `fsdp2_prepare_model` wraps the policy, TRL's own `prepare_fsdp` the reference, and
 the trainer's own `compute_loss` and a backward run three times; the last is kept. accelerate takes no CPU for FSDP, so
-both functions are called as `Accelerator.prepare` and the trainer call them, with their plugin. `rest`: bytes of shards,
-padding included, of policy and reference. `calls`: of each part of the step (passes, then backward) kind, bytes of the
-whole, dtype. `begins`, `ends`: bytes above those before the step at both ends of each pass; `backward`: where it begins;
-`most`: the highest of each pass, and until the end of backward.
+both functions are called as `Accelerator.prepare` and the trainer call them, with their plugin. `loaded`: the type in
+which models were read; accelerate upcasts the policy of mixed precision. `rest`: bytes of shards, padding included, of
+policy and reference. `calls`: of each part of the step (passes, then backward) kind, bytes of the whole, dtype.
+`begins`, `ends`: bytes above those before the step at both ends of each pass; `backward`: where it begins; `most`: the
+highest of each pass, and until the end of backward.
 """
 
 from __future__ import annotations
@@ -41,13 +42,17 @@ from trl.models import prepare_fsdp
 
 GATHERS = ("c10d._allgather_base_.default", "_c10d_functional.all_gather_into_tensor.default")
 SCATTERS = ("c10d._reduce_scatter_base_.default",)
-SIZES = {"hidden": 64, "layers": 4, "vocab": 1000, "tied": False}
-CASES = tuple({**SIZES, "trainer": name, "method": method, "batch": batch, "seq": seq, "mixed": mixed, "replays": replays,
-               "before": before, "tied": tied, "world": world, "rank": rank}
-              for name in ("dpo", "kto") for method, before, tied, mixed, replays, batch, seq, world, rank in (
-                  ("full", False, False, True, False, 2, 48, 4, 1), ("full", False, True, False, True, 4, 40, 2, 0),
-                  ("lora", False, False, True, False, 2, 48, 4, 3), ("lora", False, False, False, True, 4, 40, 2, 1),
-                  ("lora", True, False, True, False, 2, 48, 4, 0), ("lora", False, True, True, False, 2, 48, 4, 2)))
+SIZES = {"hidden": 64, "layers": 4, "vocab": 1000}
+CASES = tuple({**SIZES, "trainer": name, "method": method, "batch": batch, "seq": seq, "mixed": mixed,
+               "replays": replays, "before": before, "tied": tied, "world": world, "rank": rank, "loaded": loaded}
+              for name in ("dpo", "kto") for method, before, tied, mixed, replays, batch, seq, world, rank, loaded in (
+                  ("full", False, False, True, False, 2, 48, 4, 1, "fp32"),
+                  ("full", False, True, False, True, 4, 40, 2, 0, "bf16"),
+                  ("full", False, False, True, True, 2, 40, 2, 1, "bf16"),
+                  ("lora", False, False, True, False, 2, 48, 4, 3, "bf16"),
+                  ("lora", False, False, True, True, 4, 40, 3, 1, "bf16"),
+                  ("lora", True, False, True, False, 2, 48, 4, 0, "bf16"),
+                  ("lora", False, True, True, False, 2, 48, 4, 2, "bf16")))
 
 
 class Noted(TorchDispatchMode):
@@ -76,7 +81,7 @@ def model_of(case: dict[str, Any]) -> Any:
         config = LlamaConfig(vocab_size=vocab, hidden_size=case["hidden"], intermediate_size=2 * case["hidden"],
                              num_hidden_layers=case["layers"], num_attention_heads=2, num_key_value_heads=2,
                              max_position_embeddings=8192, tie_word_embeddings=case["tied"])
-        found = LlamaForCausalLM(config).to(dtype)
+        found = LlamaForCausalLM(config).to(torch.bfloat16 if case["loaded"] == "bf16" else dtype)
         vars(found)["warnings_issued"] = {}
         return found
     return made
@@ -122,6 +127,8 @@ def measured(case: dict[str, Any]) -> dict[str, Any]:
         one.register_forward_pre_hook(lambda *_: begun(noted), prepend=True)
         one.register_forward_hook(lambda *_: ended())
     model.train()
+    if case["replays"]:  # as the Trainer's train() does
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=made.args.gradient_checkpointing_kwargs)
     for _ in range(3):
         noted.parts.clear()
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler, noted:
@@ -173,11 +180,13 @@ def drawn(seed: int, count: int) -> list[dict[str, Any]]:
     draw, found = random.Random(seed), []
     for _ in range(count):
         world = draw.choice((2, 3, 4, 8))
-        full = draw.random() < 0.5
+        full, mixed = draw.random() < 0.5, draw.random() < 0.6
         found.append({"trainer": draw.choice(("dpo", "kto")), "method": "full" if full else "lora",
-                      "hidden": 32 * draw.randint(2, 4), "layers": draw.randint(1, 5), "vocab": draw.randint(600, 40000),
-                      "tied": draw.random() < 0.4, "batch": 2 * draw.randint(1, 2), "seq": draw.randint(32, 96),
-                      "mixed": draw.random() < 0.6, "replays": draw.random() < 0.5,
+                      "hidden": 32 * draw.randint(2, 4), "layers": draw.randint(1, 5),
+                      "vocab": draw.randint(600, 40000), "tied": draw.random() < 0.4,
+                      "batch": 2 * draw.randint(1, 2), "seq": draw.randint(32, 96), "mixed": mixed or not full,
+                      "loaded": draw.choice(("fp32", "bf16")) if full and mixed else "bf16",
+                      "replays": draw.random() < 0.5,
                       "before": not full and draw.random() < 0.25, "world": world, "rank": draw.randrange(world)})
     return found
 

@@ -87,6 +87,9 @@ def write_formats(draft: Draft, formats: Formats, launch: Launch, release: Relea
         draft.infer("training.precision.params", trained, "what is trained is upcast under mixed precision"
                     if trained != formats.stored else "the checkpoint is read in this format", formats.dtype,
                     *formats.said, source=_UPCAST)
+        if trained != formats.stored and draft.values["training"].get("loss") in ("preference_fused", "kto_fused"):
+            draft.infer("framework_options.reference_dtype", formats.stored, "the reference is not upcast",
+                        formats.dtype, source="TRL 1.16.0 models/utils.py prepare_fsdp")
         draft.infer("training.precision.grad_reduce", formats.compute, "reductions in the format of products",
                     *formats.said, source="accelerate 1.15.0 utils/dataclasses.py set_mixed_precision")
     elif formats.dtype is None and formats.compute != "fp32":
