@@ -117,7 +117,7 @@ def test_what_ranks_exchange_is_what_the_trainers_step_does(name: str) -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize(("name", "late"), zip(FILES, (0, 1), strict=True))
+@pytest.mark.parametrize(("name", "late"), list(zip(FILES, (0, 1), strict=True)))
 def test_the_bytes_of_a_step_are_those_of_the_trainers_own(name: str, late: int) -> None:
     """Bytes where passes begin, where backward begins, and the highest, but for a few numbers a token.
 
