@@ -9,8 +9,8 @@ the trainer's own `compute_loss` and a backward run three times; the last is kep
 both functions are called as `Accelerator.prepare` and the trainer call them, with their plugin. `loaded`: the type in
 which models were read; accelerate upcasts the policy of mixed precision. `rest`: bytes of shards, padding included, of
 policy and reference. `calls`: of each part of the step (passes, then backward) kind, bytes of the whole, dtype.
-`begins`, `ends`: bytes above those before the step at both ends of each pass; `backward`: where it begins; `most`: the
-highest of each pass, and until the end of backward.
+`begins`, `ends`: bytes above those before the step at both ends of each pass; `backward`: where one begins; `most`: the
+highest of each pass, and until the end of the last backward. `steps`: microbatches, of which the last reduces.
 """
 
 from __future__ import annotations
@@ -132,13 +132,15 @@ def measured(case: dict[str, Any]) -> dict[str, Any]:
     for _ in range(3):
         noted.parts.clear()
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler, noted:
-            loss = made.compute_loss(model, batch)
-            noted.parts.append([])
-            with record_function("backward"):
-                loss.backward()
+            for left in reversed(range(case.get("steps", 1))):  # as accelerate's no_sync
+                model.set_requires_gradient_sync(left == 0)
+                loss = made.compute_loss(model, batch)
+                noted.parts.append([])
+                with record_function("backward"):
+                    loss.backward()
+                del loss
         for param in model.parameters():
             param.grad = None
-        del loss
     found = {**case, "rest": [resting(model), 0 if made.ref_model is None else resting(made.ref_model)],
              "calls": [part[:] for part in noted.parts], **held(profiler)}
     dist.destroy_process_group()
@@ -162,15 +164,15 @@ def held(profiler: Any) -> dict[str, Any]:
     events = list(profiler.profiler.kineto_results.events())
     sizes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
     at = {name: sorted(event.start_ns() for event in events if event.name() == name) for name in ("begin", "end")}
-    back = next(event for event in events if event.name() == "backward")
+    backs = sorted((one.start_ns(), one.start_ns() + one.duration_ns()) for one in events if one.name() == "backward")
     total = list(zip((moment for moment, _ in sizes), accumulate(size for _, size in sizes), strict=True))
 
     def until(moment: int) -> int:
         return max(((when, size) for when, size in total if when <= moment), default=(0, 0))[1]
 
-    spans = [*zip(at["begin"], at["end"], strict=True), (0, back.start_ns() + back.duration_ns())]
+    spans = [*zip(at["begin"], at["end"], strict=True), (0, backs[-1][1])]
     return {"begins": [until(moment) for moment in at["begin"]], "ends": [until(moment) for moment in at["end"]],
-            "backward": until(back.start_ns()),
+            "backward": [until(moment) for moment, _ in backs],
             "most": [max([until(first), *(size for when, size in total if first <= when <= last)])
                      for first, last in spans]}
 
@@ -186,7 +188,7 @@ def drawn(seed: int, count: int) -> list[dict[str, Any]]:
                       "vocab": draw.randint(600, 40000), "tied": draw.random() < 0.4,
                       "batch": 2 * draw.randint(1, 2), "seq": draw.randint(32, 96), "mixed": mixed or not full,
                       "loaded": draw.choice(("fp32", "bf16")) if full and mixed else "bf16",
-                      "replays": draw.random() < 0.5,
+                      "replays": draw.random() < 0.5, "steps": draw.randint(1, 3),
                       "before": not full and draw.random() < 0.25, "world": world, "rank": draw.randrange(world)})
     return found
 

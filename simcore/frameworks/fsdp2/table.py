@@ -61,8 +61,8 @@ def table(job: Draft) -> Framework:
     trainer = TRAINERS[job.graph.implementation]
     check(job)
     options, precision, given = job.options(trainer.options), job.scenario.training.precision, trainer.defaults
-    trainer.check(job, options)
     check_pairs(job, options)
+    trainer.check(job, options)
     stored = job.auto("training.precision.params", precision.params, *stored_as(job, _typed(job, given.stored)))
     reduce = job.auto("training.precision.grad_reduce", precision.grad_reduce, *_typed(job, given.reduce))
     _note_defaults(job, options)

@@ -37,9 +37,17 @@ def truth(name: str) -> list[dict[str, Any]]:
 
 
 def joined(case: dict[str, Any]) -> dict[str, Any]:
-    calls, most = case["calls"], case["most"]
-    return case | {"calls": [calls[0] + calls[1], *calls[2:]], "begins": [case["begins"][0], *case["begins"][2:]],
-                   "most": [max(most[:2]), *most[2:]]}
+    """The case with the first two passes of each microbatch as one."""
+    steps = case.get("steps", 1)
+    each = len(case["begins"]) // steps
+    calls, begins, most = list[Any](), list[int](), list[int]()
+    for step in range(steps):
+        first = step * each
+        parts = case["calls"][step * (each + 1):][:each + 1]
+        calls += [parts[0] + parts[1], *parts[2:]]
+        begins += [case["begins"][first], *case["begins"][first + 2:first + each]]
+        most += [max(case["most"][first:first + 2]), *case["most"][first + 2:first + each]]
+    return case | {"calls": calls, "begins": begins, "most": [*most, case["most"][-1]]}
 
 
 def simulated(case: dict[str, Any]) -> tuple[Plan, Program]:
@@ -54,31 +62,32 @@ def simulated(case: dict[str, Any]) -> tuple[Plan, Program]:
     loss = {"dpo": "preference_fused", "kto": "kto_fused"}[case["trainer"]] + "_alone" * case["before"]
     options = {"wrap": "embedding_tail", "recompute_by": "transformers"} | (
         {"reference_dtype": case["loaded"]} if "loaded" in case and full else {})
+    steps = case.get("steps", 1)
     asked = small.scenario(
         "fsdp2", {"dp_shard": case["world"]}, model={"config": "llama-3.2-3b", "overrides": sizes}, loss=loss,
         method=case["method"], seq_len=case["seq"], micro_batch_size=case["batch"], options=options,
-        precision={"params": stored, "grad_reduce": "bf16"}, recompute="full" if case["replays"] else "none",
-        **adapters)
+        global_batch_size=case["world"] * case["batch"] * steps, recompute="full" if case["replays"] else "none",
+        precision={"params": stored, "grad_reduce": "bf16"}, **adapters)
     job, table = prepare(asked)
     plan = place(job.graph, job.mesh, table, case["rank"])
-    return plan, lower(plan, Workload(case["batch"], case["seq"], 2 << 16), actions(table.schedule, 0, 1),
+    return plan, lower(plan, Workload(case["batch"], case["seq"], 2 << 16), actions(table.schedule, 0, steps),
                        hooks_of(table))
 
 
-def passes(found: Program) -> list[tuple[int, int]]:
-    """First row of each pass, and the one behind its last; then those of backward."""
-    begun = int(np.argmax(found.phase == Phase.BACKWARD))
+def passes(found: Program) -> list[tuple[int, int, bool]]:
+    """First row of each pass or backward, the one behind its last, and True for a backward."""
     ended = int(np.argmax(found.phase == Phase.OPTIMIZER))
     first = int(np.argmax(found.phase == Phase.FORWARD))
-    borders = [first, *(at for at in range(first + 1, begun) if found.phase[at] == Phase.FORWARD
-                        and found.phase[at - 1] == Phase.LOSS), begun, ended]
-    return list(pairwise(borders))
+    back = np.isin(found.phase, (Phase.BACKWARD, Phase.RECOMPUTE))
+    borders = [first, *(at for at in range(first + 1, ended) if back[at] != back[at - 1] or (
+        found.phase[at] == Phase.FORWARD and found.phase[at - 1] == Phase.LOSS)), ended]
+    return [(at, end, bool(back[at])) for at, end in pairwise(borders)]
 
 
 def calls(found: Program) -> list[list[list[Any]]]:
     """Kind, bytes and dtype of what the rank exchanges, in each pass and in backward."""
     made = []
-    for first, last in passes(found):
+    for first, last, _ in passes(found):
         rows = found.columns[first:last]
         made.append([[*comm(found, row), int(row[AMOUNT])] for row in rows if row[OP] == Op.COLLECTIVE])
     return made
@@ -140,9 +149,10 @@ def differences(case: dict[str, Any]) -> list[int]:
     spans = passes(found)
     rest = int(held[int(np.argmax(found.phase != Phase.BUILD)) - 1])
     states = case["layers"] * RNG_STATE * case["replays"]
-    ours = [*(int(held[first - 1]) for first, _ in spans[1:]), *(int(held[first:last].max()) for first, last in
-                                                              spans[:-1]), int(held[:spans[-1][1]].max())]
-    theirs = [*case["begins"][1:], case["backward"], *case["most"]]
+    begins, backs = ([int(held[first - 1]) for first, _, is_back in spans if is_back == kind] for kind in (False, True))
+    ours = [*begins[1:], *backs, *(int(held[first:last].max()) for first, last, is_back in spans if not is_back),
+            int(held[:spans[-1][1]].max())]
+    theirs = [*case["begins"][1:], *case["backward"], *case["most"]]
     raw = [own - rest - other for own, other in zip(ours, theirs, strict=True)]
     return [off + states for off in raw]
 
@@ -158,7 +168,7 @@ def test_what_was_not_measured_is_refused(given: dict[str, Any], told: str) -> N
                                micro_batch_size=2, **given))
 
 
-def test_a_loss_of_whole_logits_is_not_yet_served() -> None:
-    with pytest.raises(RankscopeError, match="preference_whole"):
+def test_an_older_reference_is_refused_as_its_class_refuses_it() -> None:
+    with pytest.raises(RankscopeError, match="_module_classes_to_ignore"):
         prepare(small.scenario("fsdp2", {"dp_shard": 4}, model="llama-tiny", loss="preference_whole",
                                micro_batch_size=2))

@@ -19,6 +19,7 @@ __all__ = ["REFERENCE_OPTION", "check_pairs", "reads_head_apart", "stored_refere
 
 REFERENCE_OPTION: Final = "reference_dtype"
 """Type in which a reference model's parameters rest: accelerate upcasts the policy's, and nothing the reference's."""
+_OLD: Final = "preference_whole"
 _TAIL: Final = "embedding_tail"
 
 
@@ -28,6 +29,10 @@ def check_pairs(job: Draft, options: Mapping[str, Any]) -> None:
     if training.loss not in PREFERENCE:
         job.refuse_idle(dict(options), REFERENCE_OPTION, "without a reference model")
         return
+    if training.loss == _OLD and training.method == "full":
+        raise job.illegal("training.loss", "a reference model under FSDP 2, which this release wraps by FSDP 1's: "
+                          "'MixedPrecisionPolicy' object has no attribute '_module_classes_to_ignore' (served: "
+                          "preference_fused)", "TRL 0.24.0 models/utils.py:394 prepare_fsdp")
     job.one_of("training.loss", training.loss, FUSED_PAIRS)
     check_preference(job, options, second=True)
     second = training.loss in REFERENCED and training.method == "full"
