@@ -50,7 +50,6 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "sync_gradients": ("last", "every"),
     "set_is_last_backward": ("every", "last"),
     "recompute_by": ("wrapper", "transformers"),
-    "reference_dtype": ("fp32", "bf16"),
     "prefetch": (None, int),
     "experts": ("fully_shard", "ignored", DISPATCHED),
     **LAYER_OPTIONS,
