@@ -12,7 +12,7 @@ from simcore.program.builder import Builder
 from simcore.program.outline import Tables
 from simcore.recording.tape import Param
 
-__all__ = ["HookState", "HooksFactory", "MemoryHooks", "SizedHooks", "Sizes", "UnrepeatedHooks"]
+__all__ = ["HookState", "HooksFactory", "MemoryHooks", "PassHooks", "SizedHooks", "Sizes", "UnrepeatedHooks"]
 
 Read = TypeVar("Read", bound=Hashable)
 
@@ -27,6 +27,16 @@ class HookState(Generic[Read]):
 
     read: Read
     depths: tuple[int, ...] = ()
+
+
+class PassHooks(Protocol):
+    """Hooks around the layers of a forward pass."""
+
+    def forward_begin(self, layer: int) -> None:
+        """As `MemoryHooks.forward_begin`."""
+
+    def forward_end(self, layer: int) -> None:
+        """As `MemoryHooks.forward_end`."""
 
 
 class MemoryHooks(Protocol):
@@ -80,7 +90,7 @@ class MemoryHooks(Protocol):
     def optimize(self) -> None:
         """Appends all operations of the optimizer's step."""
 
-    def of_reference(self) -> MemoryHooks:
+    def of_reference(self) -> PassHooks:
         """Hooks of the pass of a reference model: its own, at the pass's beginning, or these."""
 
     def state(self) -> HookState[Any] | None:

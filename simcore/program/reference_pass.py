@@ -12,7 +12,7 @@ from typing import Final
 
 from simcore.placement.plan import Plan
 from simcore.program.builder import Builder
-from simcore.program.hooks import MemoryHooks
+from simcore.program.hooks import MemoryHooks, PassHooks
 from simcore.program.layer_passes import LayerPasses
 from simcore.program.outline import Phase
 from simcore.program.record_layers import RecordedLayers, keys_of
@@ -134,7 +134,7 @@ class PassesBeside:
             return
         self._out.at(Phase.LOSS)
 
-    def _write(self, tiles: Mapping[int, LayerPasses], hooks: MemoryHooks) -> None:
+    def _write(self, tiles: Mapping[int, LayerPasses], hooks: PassHooks) -> None:
         """Runs a forward of the layers with `tiles` until the model has returned its head's output."""
         out, edges = self._out, self._edges
         out.at(Phase.FORWARD)

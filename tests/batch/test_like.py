@@ -34,7 +34,7 @@ def test_what_a_framework_refuses_is_told_with_its_reason() -> None:
         Refused("training.loss", "hf", "masked_fp32", "not yet: masked_fp32 under fsdp2 "
                 "(served: auto, hf, hf_keep_logits, cut, liger, fused_lm_head, kept_logits, kept_logits_once, "
                 "kept_logits_entropy, log_probs, flash, flash_eager, flash_entropy, flash_entropy_eager, flash_padded, "
-                "fused_linear, values)")]
+                "fused_linear, values, preference_fused, preference_fused_alone, kto_fused, kto_fused_alone)")]
     assert all("\n" not in one.reason for one in liked.kept)
 
 

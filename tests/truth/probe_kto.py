@@ -5,6 +5,7 @@ r"""KTO of TRL 1.16.0, 0.24.0 and axolotl: what a real step allocates and frees 
     PYTHONPATH=TRL python tests/truth/probe_kto.py > tests/truth/losses/kto-trl-0.24.0.json
     PYTHONPATH=TRL python tests/truth/probe_kto.py SEED COUNT > tests/truth/losses/kto-drawn-trl-0.24.0.json
     PYTHONPATH=TRL python tests/truth/probe_kto.py CLONE > tests/truth/losses/kto-axolotl-067b021c.json
+    PYTHONPATH=TRL python tests/truth/probe_kto.py CLONE SEED COUNT > tests/truth/losses/kto-drawn-axolotl-067b021c.json
 
 TRL: a folder with TRL 0.24.0, or with 1.8.0, which axolotl pins, whose functions of log-probabilities are put in the
 place of TRL's (CLONE: as in `probe_preference.py`). A CPU runs KTOTrainer's own training step on a small Llama, as
@@ -154,7 +155,7 @@ def drawn(seed: int, count: int) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    cases = drawn(int(sys.argv[1]), int(sys.argv[2])) if len(sys.argv) > 2 else CASES
+    cases = drawn(*map(int, sys.argv[-2:])) if len(sys.argv) > 2 else CASES
     told = ""
     if HAS_HEAD:
         probe_trl_preference.as_on_a_gpu()
@@ -165,7 +166,8 @@ if __name__ == "__main__":
             assert vars(kto_trainer)[name]
             setattr(kto_trainer, name, vars(probe_preference.dpo_trainer)[name])
         told = f', "axolotl": "{probe_preference.COMMIT}"'
-        cases = [case for case in CASES if case["method"] == "lora" and case["mixed"] and not case["before"]]
+        cases = ([case | {"method": "lora", "mixed": True, "before": False} for case in cases] if len(sys.argv) > 2 else
+                 [case for case in CASES if case["method"] == "lora" and case["mixed"] and not case["before"]])
     with redirect_stdout(sys.stderr):
         lines = ",\n ".join(json.dumps(measured(case)) for case in cases)
     print(f'{{"torch": "{torch.__version__}", "trl": "{trl.__version__}"{told}, "cases": [\n {lines}]}}')

@@ -21,7 +21,7 @@ from simcore.models.vision_blocks import GridLayer, GridPatches, Patches, RowPat
 from simcore.operators.hf.chunked import LM_HEAD
 from simcore.operators.hf.options import AttentionImplementation, HfOptions
 from simcore.placement.job import Draft, Job
-from simcore.recording.layer import KEPT_ALONE
+from simcore.recording.layer import FUSED_PAIRS, KEPT_ALONE
 
 __all__ = ["DEFAULTS", "DISPATCHED", "FROZEN_OPTION", "LAYER_OPTIONS", "NO_CAPACITY", "OPTIONS", "TRAINER",
            "VLLM_FLASH_ATTN3", "asks_patches", "check", "check_factors", "check_layers", "dense_options_of",
@@ -79,7 +79,8 @@ def check(job: Job, options: dict[str, Any]) -> None:
     check_layers(job, options)
     job.refuse_capacity(NO_CAPACITY)
     job.one_of("training.loss", job.scenario.training.loss, ("auto", "hf", "hf_keep_logits", "cut", "liger",
-                                                              LM_HEAD, *KEPT_ALONE, "log_probs", *OF_POLICIES))
+                                                              LM_HEAD, *KEPT_ALONE, "log_probs", *OF_POLICIES,
+                                                              *FUSED_PAIRS))
 
 
 def check_layers(job: Job, options: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from simcore.models.vision_blocks import VisionPart
 from simcore.placement.capabilities import ALL_AXES, PLAIN_TORCH, Capabilities
 from simcore.placement.framework import Unit
 from simcore.placement.job import Draft, Job
-from simcore.recording.layer import KEPT_ALONE
+from simcore.recording.layer import FUSED_PAIRS, KEPT_ALONE
 
 __all__ = ["FRONT", "OUTSIDE", "RULE", "TAIL", "axes_of", "check", "check_last_backward", "check_shared", "check_units",
            "is_separate"]
@@ -32,7 +32,7 @@ _STAGES = ("Combining FSDP with pipeline parallelism is not supported yet; witho
            "pipeline_parallel.py:262 and :283; accelerate 1.15.0 parallelism_config.py has no such axis")
 RULE = "torch 2.13 torch/distributed/fsdp/_fully_shard/_fsdp_init.py"
 _LOG_PROBS = "log_probs"
-OUTSIDE = (_LOG_PROBS, *KEPT_ALONE, *OF_POLICIES)
+OUTSIDE = (_LOG_PROBS, *KEPT_ALONE, *FUSED_PAIRS, *OF_POLICIES)
 """Losses whose last part the trainer computes from the model's output, when the root has been resharded."""
 
 
@@ -47,7 +47,8 @@ def is_separate(job: Job, options: dict[str, Any]) -> bool:
 
     [Note: accelerate's tail] accelerate 1.15.0 `utils/fsdp_utils.py`, fsdp2_prepare_model: the embedding is a unit, and
     the last norm and the head are one that never reshards; of a model with adapters the norm is not found and stays in
-    the root. Where the head is tied all of them are one unit, which never reshards either: a root under another name.
+    the root. Where the head is tied embedding and head are one unit, with the norm, if it is found: a root under
+    another name, which never reshards either.
     A tied head that a plan of tensor parallelism cuts has transformers' own units ([Note: tied behind a plan]).
     """
     if "wrap" not in options and ties_again(job):

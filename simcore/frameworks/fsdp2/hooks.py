@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
 
 from simcore.frameworks.common.cpu_optimizer import updated
 from simcore.frameworks.common.optimizer_memory import post_rest, rest_postings, update
 from simcore.frameworks.fsdp2.hand_over import UnitsRead, UnshardHooks
+from simcore.frameworks.fsdp2.pairs.reference import number_of
 from simcore.frameworks.fsdp2.sizes import Fsdp2Sizes, fsdp2_sizes
 from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
 from simcore.pipeline.schedule import Action, Part
 from simcore.placement.framework import inner_of
 from simcore.placement.plan import Plan
 from simcore.program.builder import Builder
-from simcore.program.hooks import HookState, SizedHooks
+from simcore.program.hooks import HookState, PassHooks, SizedHooks
 from simcore.program.outline import Phase, Tables
 from simcore.program.record_layers import differentiates_tower
 from simcore.recording.inner_units import FP32_MODULES, marks_of
@@ -53,7 +53,8 @@ class Fsdp2Hooks:
         units = [u for u in plan.framework.units if u.first in inside]
         self.units = units
         self.hooks = UnshardHooks(units, sizes.weights, self.strategy, tables, builder)
-        outer = [u for u in range(len(units)) if not units[u].inner and not units[u].rests]
+        self.second = number_of(units)
+        outer = [u for u in range(len(units)) if not units[u].inner and not units[u].rests and u != self.second]
         self.starting: dict[int, list[int]] = {layer: [] for layer in plan.layers}
         self.ending: dict[int, list[int]] = {layer: [] for layer in plan.layers}
         for u in outer:
@@ -173,7 +174,7 @@ class Fsdp2Hooks:
         if action.forward:
             return
         chunk = set(self.plan.chunks[action.chunk])
-        inside = {u for u, unit in enumerate(self.units) if unit.first in chunk}
+        inside = {u for u, unit in enumerate(self.units) if unit.first in chunk and u != self.second}
         if action.part != "weight":
             self.hooks.end_backward(inside)
         if action.is_last and self.strategy.sync == "end":
@@ -207,9 +208,9 @@ class Fsdp2Hooks:
         self.out.compute(Kernel.ELEMENTWISE, 0, 2 * size, 10)
         self.out.free(layer, slot, size)
 
-    def of_reference(self) -> Self:
-        """These hooks; no reference model passes inside a loss here."""
-        return self
+    def of_reference(self) -> PassHooks:
+        """Hooks of the reference's pass: of its one unit, or these, where it is the policy without its adapters."""
+        return self if self.second < 0 else OneUnit(self.hooks, self.second)
 
     def state(self) -> HookState[_Read]:
         """State of all units, and the gradients that rest until zero_grad."""
@@ -247,6 +248,23 @@ class Fsdp2Hooks:
             which = next((i for i, (_, _, inside) in enumerate(units) if number in inside), -1)
             out.append((which, units[which][2].index(number) if which >= 0 else 0, slot, num_bytes))
         return out
+
+
+class OneUnit:
+    """Hooks of the pass of a model that is one unit, the unit with the index `u` of `hooks`."""
+
+    def __init__(self, hooks: UnshardHooks, u: int) -> None:
+        self._hooks, self._u, self._unit = hooks, u, hooks.units[u]
+
+    def forward_begin(self, layer: int) -> None:
+        """Simulates the gathering of the model ahead of its first layer."""
+        if layer == self._unit.first:
+            self._hooks.pre_forward(self._u)
+
+    def forward_end(self, layer: int) -> None:
+        """Simulates the release of the model behind its last layer."""
+        if layer == self._unit.last:
+            self._hooks.post_forward(self._u)
 
 
 def _post_rest(plan: Plan, tables: Tables, builder: Builder) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from simcore.frameworks.common.torch import Defaults
 from simcore.frameworks.fsdp2.checks import FRONT, OUTSIDE, RULE, TAIL, is_separate
+from simcore.frameworks.fsdp2.pairs.rules import reads_head_apart
 from simcore.frameworks.fsdp2.split.matrices import ties_again
 from simcore.frameworks.fsdp2.split.mixtures import dispatches
 from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
@@ -98,6 +99,7 @@ def wrapping(job: Draft, options: dict[str, Any], reduce: str, packed: PackedWei
         replicates=mesh.dp_replicate > 1,
         checkpointed=fully and TRAINERS[job.graph.implementation].checkpoint(job) != "none",
         experts_axes=axes,
+        head_rests=reads_head_apart(job, options),
         compute=job.compute,
         reduce=reduce,
         joins_copies=bool(options.get("packed_experts")))

@@ -13,6 +13,8 @@ from typing import Any
 from simcore.frameworks.common.expert_modules import LAYERS
 from simcore.frameworks.common.qlora import STORAGE_OPTION, is_packed, packed_of
 from simcore.frameworks.common.torch import States, states_of
+from simcore.frameworks.fsdp2.pairs.reference import REFERENCE
+from simcore.frameworks.fsdp2.pairs.rules import reads_head_apart, stored_reference
 from simcore.frameworks.fsdp2.split.matrices import ties_again
 from simcore.frameworks.fsdp2.trainers import TRAINERS
 from simcore.inputs.optimizers import OPTIMIZERS
@@ -33,6 +35,7 @@ class _Choice:
     `by_width`: experts are cut by their width too (etp). `experts_cut`: mesh axis of the ranks that cut experts of one
     rank once more, and the dimension.
     `on_host`: sharded tensors rest there; `pin_memory` is the policy's default, states are not pinned.
+    `head_apart`: [Note: a head read apart]; `reference`: type in which a reference model rests.
     `in_backward`: [Note: optimizer in backward] in `simcore/placement/optimizer_step.py`.
     """
 
@@ -49,6 +52,8 @@ class _Choice:
     in_backward: bool
     packed: PackedWeights | None
     ties_again: bool = False
+    head_apart: bool = False
+    reference: str = ""
 
 
 def packed_weights(job: Draft, options: dict[str, Any]) -> PackedWeights | None:
@@ -82,7 +87,8 @@ def rules_of(job: Draft, stored: str, packed: PackedWeights | None, *, fully: bo
     choice = _Choice(stored, job.compute, trainer.gathered_weights(job), stored if adapter == "auto" else adapter,
                      states_of(job), job.mesh.ep > 1, (trainer.experts_axes(job)[0], trainer.experts_dim(job)),
                      job.mesh.etp > 1, fully,
-                     job.scenario.training.offload.part("params")[1] > 0, in_backward, packed, ties_again(job))
+                     job.scenario.training.offload.part("params")[1] > 0, in_backward, packed, ties_again(job),
+                     reads_head_apart(job, job.scenario.framework_options), stored_reference(job, stored))
     whole = trainer.defaults.whole_in_stages if job.mesh.pp > 1 else ()
     cuts = _tp_cuts(job.graph) if job.mesh.tp > 1 else ()
     made = [_made_rules(replace(choice, stored=dtype or stored), cuts, job.graph.implementation, whole)
@@ -112,7 +118,8 @@ def _made_rules(choice: _Choice, tp_cuts: tuple[Placements, ...], code: str, who
     stored = choice.stored
     buffer = replace(_policy("buffer", (), "fp32", replace(choice, compute="fp32", on_host=False)), pad_storage=False)
     factors = replace(_policy("factors", (), stored, replace(choice, compute=stored, on_host=False)), pad_storage=False)
-    rules = [Rule(lambda t: t.module == "factors", factors), Rule(lambda t: t.is_buffer, buffer)]
+    rules = [Rule(lambda t: t.module == "factors", factors), Rule(lambda t: t.is_buffer, buffer),
+             *_rules_of_pairs(dense, choice)]
     if choice.splits_experts:
         split: Placements = (("ep", Shard(0, even=True)),)
         axis, dim = choice.experts_cut
@@ -141,6 +148,13 @@ def _made_rules(choice: _Choice, tp_cuts: tuple[Placements, ...], code: str, who
                                                      hidden=True)))
     rules.append(Rule(lambda t: True, _policy("sharded", dense, stored, choice)))
     return tuple(rules)
+
+
+def _rules_of_pairs(dense: Placements, choice: _Choice) -> list[Rule]:
+    """Rules of a reference model, and of a head whose weight the trainer gathers as it is stored."""
+    head = _policy("sharded, read apart", dense, choice.stored, choice, in_use=choice.stored)
+    return [Rule(lambda t: t.component == REFERENCE, _policy("sharded, reference", dense, choice.reference, choice)),
+            *[Rule(lambda t: t.component == "lm_head" and t.module != "adapter", head)] * choice.head_apart]
 
 
 def _narrow(code: str, cut: Placements) -> Matches:

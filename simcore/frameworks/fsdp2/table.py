@@ -27,6 +27,7 @@ from simcore.frameworks.fsdp2.checks import (
     is_separate,
 )
 from simcore.frameworks.fsdp2.options import strategy, wrapping
+from simcore.frameworks.fsdp2.pairs.rules import check_pairs, reads_head_apart
 from simcore.frameworks.fsdp2.rules import packed_weights, rules_of
 from simcore.frameworks.fsdp2.split.matrices import ties_again
 from simcore.frameworks.fsdp2.split.rings import ringed
@@ -60,6 +61,7 @@ def table(job: Draft) -> Framework:
     trainer = TRAINERS[job.graph.implementation]
     check(job)
     options, precision, given = job.options(trainer.options), job.scenario.training.precision, trainer.defaults
+    check_pairs(job, options)
     trainer.check(job, options)
     stored = job.auto("training.precision.params", precision.params, *stored_as(job, _typed(job, given.stored)))
     reduce = job.auto("training.precision.grad_reduce", precision.grad_reduce, *_typed(job, given.reduce))
@@ -78,8 +80,7 @@ def table(job: Draft) -> Framework:
         rules=rules_of(job, stored, packed, fully=fully, in_backward=options.get("optimizer_in_bwd", False)),
         units=made,
         strategy=strategy(job, options, given),
-        optimizer=optimizer,
-        compute_dtype=job.compute,
+        optimizer=optimizer, compute_dtype=job.compute,
         checkpoint=trainer.checkpoint(job), kept_whole=trainer.kept_whole(job, stages),
         loss=job.auto("training.loss", job.scenario.training.loss, *loss_with(options, given.loss)),
         sequence_parallel=job.mesh.tp > 1 and given.splits_stream and not (job.mesh.pp > 1 and given.whole_in_stages),
@@ -136,7 +137,8 @@ def _cast_stream(job: Draft, options: ImplementationOptions) -> ImplementationOp
     """Inputs of each unit are cast to the compute dtype (torch 2.13 `_fsdp_state.py`, cast_forward_inputs)."""
     if not isinstance(options, HfOptions):  # others refuse residuals in fp32
         return options
-    return replace(ringed(job, options), casts_stream=any(map(has_wide_inputs, job.graph.kinds)),
+    apart = job.mesh.axis("dp_shard_cp").size if reads_head_apart(job, job.scenario.framework_options) else 0
+    return replace(ringed(job, options), head_parts=apart, casts_stream=any(map(has_wide_inputs, job.graph.kinds)),
                    casts_tower=job.graph.architecture.has_tower, wide_logits=job.scenario.training.loss in KEPT)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from simcore.frameworks.common.qlora import is_packed
+from simcore.frameworks.fsdp2.pairs.reference import REFERENCE, reference_unit
 from simcore.models.blocks import Embedding, FinalNorm, Head, Loss, Moe
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
@@ -28,7 +29,8 @@ class Wrapping:
     are one tensor (KempnerForge, packed). `experts_axes`: mesh axes over which the experts' unit is cut and copied.
     `norm_in_root`: the last norm is the root's where the head is a unit. `embedding_apart`: the embedding alone is a
     unit beside the layers, and reshards as they do. `ties_again`: [Note: tied behind a plan].
-    `compute`, `reduce`: dtypes of gathered parameters and of reduced gradients.
+    `head_rests`: [Note: a head read apart] in `pairs/rules.py`. `compute`, `reduce`: dtypes of gathered parameters and
+    of reduced gradients.
     """
 
     root: bool | int
@@ -51,6 +53,7 @@ class Wrapping:
     ties_again: bool = False
     embedding_apart: bool = False
     experts_axes: tuple[str, str] = ("expert_dp", "")
+    head_rests: bool = False
 
 
 @lru_cache(maxsize=256)
@@ -73,7 +76,8 @@ def _of_stage(graph: ModelGraph, stage: tuple[int, ...], wrapping: Wrapping) -> 
         found.append(_unit(graph, wrapping, graph.layers[block].path, [block], reshard=layer, explicit=True))
         if wrapping.experts_unit and _moe_name(graph, block):
             found.append(_experts_unit(graph, wrapping, block, reshard=experts))
-    return found
+    return [*found, *reference_unit(graph, stage, _called(graph, wrapping, stage)[1], (wrapping.compute,
+                                                                                     wrapping.reduce))]
 
 
 def _is_tower_layer(graph: ModelGraph, layer: int) -> bool:
@@ -87,12 +91,22 @@ def _around(graph: ModelGraph, stage: tuple[int, ...], *types: type) -> list[int
 
 def _together(graph: ModelGraph, wrapping: Wrapping, stage: tuple[int, ...]) -> list[Unit]:
     """The root has all that no layer, nor an embedding that is a unit, has."""
+    if wrapping.norm_in_root:
+        return _tied_tail(graph, wrapping, stage)
     tower = [layer for layer in _around(graph, stage, *PARTS) if not _is_tower_layer(graph, layer)]
     apart = _around(graph, stage, Embedding) if wrapping.embedding_apart else []
     around = sorted({*_around(graph, stage, Embedding, FinalNorm, Head, Loss), *tower} - {*apart})
     span = _called(graph, wrapping, stage)
     return [_unit(graph, wrapping, "root", around, reshard=wrapping.root, span=span, is_root=True),
             *(_unit(graph, wrapping, graph.layers[layer].path, [layer], reshard=wrapping.layers) for layer in apart)]
+
+
+def _tied_tail(graph: ModelGraph, wrapping: Wrapping, stage: tuple[int, ...]) -> list[Unit]:
+    """The root has the last norm alone; embedding and tied head are a unit that never reshards."""
+    ends, called = _around(graph, stage, Embedding, Head), _called(graph, wrapping, stage)
+    names = ", ".join(graph.layers[layer].path for layer in ends)
+    return [_unit(graph, wrapping, "", _around(graph, stage, FinalNorm), reshard=False, span=called, is_root=True),
+            _unit(graph, wrapping, names, ends, reshard=False, span=called)]
 
 
 def _called(graph: ModelGraph, wrapping: Wrapping, stage: tuple[int, ...]) -> tuple[int, int]:
@@ -111,7 +125,8 @@ def _separate(graph: ModelGraph, wrapping: Wrapping, stage: tuple[int, ...]) -> 
     for layers, policy in ((embedding, wrapping.layers), (end, wrapping.head)):
         if layers:
             names = ", ".join(graph.layers[layer].path for layer in layers)
-            found.append(_unit(graph, wrapping, names, layers, reshard=policy))
+            made = _unit(graph, wrapping, names, layers, reshard=policy)
+            found.append(replace(made, rests=wrapping.head_rests and layers is end))
     return found
 
 
@@ -156,7 +171,8 @@ def _is_routed(spec: TensorSpec) -> bool:
 def _numbers(graph: ModelGraph, layer: int, belongs: Callable[[TensorSpec], bool], *,
              tied: bool = False) -> tuple[int, ...]:
     specs = graph.tensors[graph.layers[layer].kind]
-    return tuple(i for i, t in enumerate(specs) if (t.is_owned or (t.tied and tied)) and belongs(t))
+    return tuple(i for i, t in enumerate(specs)
+                 if (t.is_owned or (t.tied and tied)) and t.component != REFERENCE and belongs(t))
 
 
 def _moe_name(graph: ModelGraph, layer: int) -> str:

@@ -17,13 +17,15 @@ whose label counts are copied, and scored by tiles of 4,096 of them and 32,768 e
 what is stored in another type than products is cast tile by tile. Backward makes the tiles again, and sums both
 gradients in fp32 whatever their type, which are cast when all are there. Scales and caps of logits are part of the
 kernel. Statistics of a token, and the loss behind them, are a few numbers a token, of which one stands for all. Event
-for event as torch runs it (`tests/truth/trl_grpo/trl-1.16.0-torch-2.13.0.json`).
+for event as torch runs it (`tests/truth/trl_grpo/trl-1.16.0-torch-2.13.0.json`). A weight that is a DTensor is gathered
+whole first, in rows that its ranks pad to the same number; the padding is cut off by a view.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from simcore.operators.hf.options import HfOptions
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved
 from simcore.recording.kernel_shape import shape_of
@@ -176,6 +178,7 @@ def fused_lm_head(tape: Tape, run: LayerWorkload, hidden: Tensor) -> Tensor:
     """Loss, a scalar in fp32, of the head's input `hidden`, see [Note: TRL's head]; the head has no adapter."""
     weight, width = run.params["weight"], hidden.shape[-1]
     rows = run.batch * min(run.scored or run.seq, run.seq - 1)
+    whole = _gathered(tape, run)
     chosen: Tensor | None = _scored(tape, run, hidden, rows)
     assert chosen is not None
     needs = (aten.needs_grad(chosen), weight.trainable)
@@ -191,17 +194,29 @@ def fused_lm_head(tape: Tape, run: LayerWorkload, hidden: Tensor) -> Tensor:
         del of_rows, wide, narrow, part, tile
         return [*own]
 
-    node = tape.node((chosen, weight), (chosen, weight), backward)
+    node = tape.node((chosen, weight), (chosen, whole or weight), backward)
     tile = aten.new(tape, (min(rows, _TILE[0]), _TILE[1]), run.compute, "tile")
     kept = _tiles(tape, run, (rows, dtype), 1, held=False)
     del kept
     del tile
     chosen = None
+    del whole
     sums = [aten.new(tape, (rows,), "fp32", name, 4 * rows) for name in ("log_sum_exp", "entropies")]
     tape.save(node, *sums)
     out = aten.new(tape, (), "fp32", "loss", 4 * rows, Kernel.LOSS)
     out.node = node
     return out
+
+
+def _gathered(tape: Tape, run: LayerWorkload) -> Tensor | None:
+    """The head's weight as the trainer gathers it of all ranks' rows, padding included; None where it does not."""
+    parts, weight = HfOptions.of(run.options).head_parts, run.params["weight"]
+    if not parts:
+        return None
+    whole = tape.empty((-(-weight.shape[0] // parts) * parts, weight.shape[1]), weight.dtype, "gathered_head")
+    if parts > 1:
+        tape.collective("all_gather", "dp_shard_cp", whole.nbytes, weight.dtype)
+    return whole
 
 
 def _scored(tape: Tape, run: LayerWorkload, hidden: Tensor, rows: int) -> Tensor:

@@ -65,7 +65,8 @@ class HfOptions(ImplementationOptions):
     of all rows of the embedding, of which tp leaves a rank its own, stays between microbatches. `dispatches`: rows
     reach their experts by transformers' own exchange (`AllToAllEP`). `shards`: what tp ranks have of matrices; of plain
     tensors products are summed in place, and embedding and tied head are whole. `experts`: records a block of experts
-    in the place of transformers' code.
+    in the place of transformers' code. `head_parts`: ranks among which the head is cut where the trainer itself
+    gathers its weight, 0 where a unit's hooks do, or nothing.
     """
 
     attn_implementation: AttentionImplementation = "sdpa"
@@ -97,6 +98,7 @@ class HfOptions(ImplementationOptions):
     dispatches: bool = False
     shards: Shards = "dtensors"
     experts: Experts | None = None
+    head_parts: int = 0
 
     @property
     def by_automodel(self) -> bool:

@@ -11,13 +11,16 @@ from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.trl.grpo.defaults import Release, note_norms
 
-__all__ = ["Formats", "read_formats", "write_formats"]
+__all__ = ["Formats", "read_formats", "write_formats", "write_reference"]
 
 _NAMES: Final = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _READ: Final = "trainer/model_config.py ModelConfig: float32 for `trl sft` unless it says a dtype"
 _MIXED: Final = "trainer/base_config.py, up to 0.24 sft_config.py: bf16 unless fp16 is asked for"
 _AUTOCAST: Final = "accelerate 1.15.0 accelerator.py prepare_model: forward under autocast, but for DeepSpeed"
 _UPCAST: Final = "accelerate 1.15.0 utils/fsdp_utils.py fsdp2_prepare_model: trained parameters are upcast"
+
+_BESIDE: Final = ("preference_fused", "kto_fused")
+"""Losses of TRL's newest release beside which a reference model rests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,17 @@ def write_formats(draft: Draft, formats: Formats, launch: Launch, release: Relea
                    else "the checkpoint's own format, taken to be that of products")
     if adapters and launch.shards in (Shards.NONE, Shards.EACH):
         _write_adapters(draft, formats, launch, release)
+
+
+def write_reference(draft: Draft, formats: Formats, launch: Launch) -> None:
+    """Writes the format of a reference model under FSDP 2, which nothing upcasts, where the policy is in another."""
+    training = draft.values["training"]
+    beside = training.get("loss") in _BESIDE and training.get("method", "full") == "full"
+    if launch.shards is not Shards.EACH or not beside:
+        return
+    if training.get("precision", {}).get("params") != formats.stored:
+        draft.infer("framework_options.reference_dtype", formats.stored, "a reference is not upcast", formats.dtype,
+                    source="TRL 1.16.0 models/utils.py prepare_fsdp")
 
 
 def _write_flat(draft: Draft, formats: Formats) -> None:

@@ -27,7 +27,7 @@ from simcore.recipes.trl.adapters import read_method
 from simcore.recipes.trl.arguments import read_launcher
 from simcore.recipes.trl.batches import read_lengths, read_lengths_of_pairs
 from simcore.recipes.trl.checkpointing import read_checkpointing
-from simcore.recipes.trl.formats import Formats, read_formats, write_formats
+from simcore.recipes.trl.formats import Formats, read_formats, write_formats, write_reference
 from simcore.recipes.trl.grpo.batches import read_micro
 from simcore.recipes.trl.grpo.defaults import OLD, Release, older_names, read_older, release_of
 from simcore.recipes.trl.grpo.lengths import read_lengths as read_lengths_of_answers
@@ -91,6 +91,7 @@ def _of_document(files: Sequence[RecipeFile], script: Script, *, loose: bool) ->
         _read_grpo(reader, draft, launch, formats, turn)
     else:
         _read_stage(reader, draft, stage, launch, release)
+        write_reference(draft, formats, launch)
     read_optimizer(reader, draft, launch, release.optimizer, release.trainer)
     read_rows(reader, draft, WITHOUT_EFFECT)
     imported = draft.imported([reader, *beside.readers()], loose=loose)

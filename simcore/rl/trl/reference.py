@@ -5,7 +5,8 @@ TRL 1.16.0 `trainer/grpo_trainer.py`:1184, `models/utils.py`. There is none with
 passes with these off. Else a second model is read in the policy's type, and stays on the device. DeepSpeed
 (prepare_deepspeed): whole on every rank (stage 0) but under ZeRO 3, which shards it as the policy. FSDP 1
 (prepare_fsdp): in the policy's units. FSDP 2: `fully_shard` of the model alone, so that all of it is one unit, which is
-gathered whole before the first layer, and is sharded again behind the last. Without any of these: whole on every rank.
+gathered whole before the first layer, twice in memory, and is sharded again behind the last. Without any of these:
+whole on every rank.
 
 [Note: sync_ref_model]
 `trainer/callbacks.py` SyncRefModelCallback: every `ref_model_sync_steps` steps the reference takes a share of the
@@ -66,8 +67,10 @@ def _resting(size: int, own: str, asked: str) -> int:
 
 
 def _whole_unit(held: Held, simulation: Simulation) -> dict[str, int]:
-    """Bytes of a pass of a model that is one unit of FSDP 2: while it is gathered, or at the highest layer."""
+    """Bytes of a pass of a model that is one unit of FSDP 2, at the highest layer.
+
+    The all-gather's output stays beside what was copied out of it until the pass is over ([Note: a reference in one
+    unit] in `frameworks/fsdp2/pairs/reference.py`).
+    """
     whole = whole_bytes(simulation)
-    gathering = {"unsharded_param": whole, "all_gather_output": whole}
-    layers = {name: size for name, size in held.passing.items() if name not in _UNIT} | {"unsharded_param": whole}
-    return max(gathering, layers, key=lambda sizes: sum(sizes.values()))
+    return {name: size for name, size in held.passing.items() if name not in _UNIT} | dict.fromkeys(_UNIT, whole)

@@ -116,3 +116,18 @@ def test_a_reward_model_is_one_number_for_each_sequence_of_a_pair() -> None:
                        ({"packing": True}, "packing")):
         with pytest.raises(RankscopeError, match=told):
             imported({**reward, **said}).expect_complete()
+
+
+@pytest.mark.parametrize(("dtype", "rests"), [("bfloat16", "bf16"), ("float32", None)])
+def test_a_reference_under_fsdp2_rests_as_it_is_read(dtype: str, rests: str | None) -> None:
+    """accelerate upcasts the policy of mixed precision, and TRL's prepare_fsdp upcasts nothing."""
+    Path("acc.yaml").write_text("distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 8\nfsdp_config:\n"
+                                "  fsdp_version: 2\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n",
+                                encoding="utf-8")
+    Path("dpo.yaml").write_text(f"model_name_or_path: llama-3.2-1b\ndtype: {dtype}\nbf16: true\nbeta: 0.1\n"
+                                "per_device_train_batch_size: 2\nmax_length: 512\n", encoding="utf-8")
+    Path("run.sh").write_text("accelerate launch --config_file acc.yaml scripts/dpo.py --config dpo.yaml\n",
+                              encoding="utf-8")
+    found = import_recipe(["run.sh", "dpo.yaml", "acc.yaml"], Answers.of_options(None, None, "dgx-h100"))
+    assert found.values["training"]["precision"]["params"] == "fp32"
+    assert found.values["framework_options"].get("reference_dtype") == rests

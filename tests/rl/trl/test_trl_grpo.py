@@ -89,6 +89,13 @@ def test_a_reference_model_is_whole_but_under_what_shards_parameters() -> None:
     assert "reference" in [phase.phase for phase in adapted.phases]
 
 
+def test_a_reference_in_one_unit_is_there_twice_while_it_passes() -> None:
+    """FSDP2 keeps the output of the all-gather beside what is copied out of it (probe_pairs_fsdp2.py)."""
+    report = stepped(framework="fsdp2", rl={"reference": "device"})
+    found = next(phase for phase in report.phases if phase.phase == "reference")
+    assert [found.by_category[name] for name in ("unsharded_param", "all_gather_output")] == [WHOLE, WHOLE]
+
+
 def test_weights_are_gathered_as_the_framework_holds_them() -> None:
     """Under ZeRO 3 adapters are merged into a model that is whole."""
     made = {name: sum(row.payload_bytes for row in stepped(framework=name, mesh={axis: 4}).ranks[0].traffic

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from simcore.frameworks.common import transformers
 from simcore.frameworks.common.trainer import Trainer
+from simcore.frameworks.fsdp2.pairs.rules import REFERENCE_OPTION
 from simcore.frameworks.fsdp2.split import mixtures
 from simcore.inputs.optimizers import optimizers_of
 from simcore.models.blocks import Attention, Mlp, Moe
@@ -166,5 +167,6 @@ def layer_options(job: Draft, options: dict[str, Any]) -> HfOptions:
 
 HF_TRAINER: Final[Trainer] = replace(
     transformers.TRAINER, check=check, tp_layout=tp_layout, layer_options=layer_options,
-    experts_axes=mixtures.experts_axes, cut_late=lambda spec: spec.module == "embedding",
+    options=transformers.OPTIONS | {REFERENCE_OPTION: ("fp32", "bf16")}, experts_axes=mixtures.experts_axes,
+    cut_late=lambda spec: spec.module == "embedding",
     defaults=replace(transformers.DEFAULTS, splits_stream=False))
