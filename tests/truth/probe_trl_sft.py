@@ -55,6 +55,7 @@ def loss(case: dict[str, Any]) -> dict[str, Any]:
     """Events of one microbatch's loss, of the second one."""
     made = trainer(case)
     made.current_gradient_accumulation_steps = 1
+    model = made.accelerator.prepare_model(made.model)  # whose forward is under autocast, as the trainer's loop has it
     own, found = made.model.get_base_model() if case["lora"] else made.model, []
 
     def begun(module: Any, args: Any, output: Any) -> None:
@@ -66,12 +67,12 @@ def loss(case: dict[str, Any]) -> dict[str, Any]:
         made.model.zero_grad()
         if number:
             with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-                value = made.compute_loss(made.model, inputs(case))
+                value = made.compute_loss(model, inputs(case))
                 grpo.marked("end of forward")
                 value.backward()
             found = profiler.profiler.kineto_results.events()
         else:
-            made.compute_loss(made.model, inputs(case)).backward()
+            made.compute_loss(model, inputs(case)).backward()
     at = {event.name(): event.start_ns() for event in found if "forward" in event.name() or "backward" in event.name()}
     sizes = sorted((event.start_ns(), number, event.nbytes()) for number, event in enumerate(found)
                    if event.name() == "[memory]")
