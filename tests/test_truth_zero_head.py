@@ -24,6 +24,7 @@ def test_the_heads_weight_is_gathered_where_upstream_gathers_it(name: str) -> No
         "zero3", {"dp_shard": case["ranks"]}, microbatches=2, loss="fused_lm_head",
         recompute="full" if case["checkpoint"] else "none", options=case["options"],
         model={"config": "llama-3.2-3b", "overrides": case["model"]}, **(method if case["lora"] else {}))
-    ours = [[NAMES[call], size] for call in NAMES for _, _, size in small.calls(program, call)]
-    theirs = [call for rows in case["found"]["microbatches"] for call in rows]
-    assert sorted(ours) == sorted(theirs)
+    theirs = [call for rows in case["found"]["microbatches"] for call in rows if call[1] > 8]
+    for call, told in NAMES.items():
+        ours = [size for _, phase, size in small.calls(program, call) if phase != "optimizer"]
+        assert ours == [size for one, size in theirs if one == told and case["ranks"] > 1], call

@@ -43,6 +43,7 @@ from simcore.frameworks.deepspeed.tower_order import tower_calls
 from simcore.models.blocks import Attention, Branch, Embedding, Head, LatentAttention, Mamba2, Mlp, Moe
 from simcore.models.graph import ModelGraph
 from simcore.models.vision_blocks import VisionPart
+from simcore.operators.hf.chunked import LM_HEAD
 from simcore.placement.plan import Placed, Plan
 
 __all__ = ["asks_inputs", "backward_calls", "forward_calls", "readiness", "released_after", "replayed"]
@@ -77,13 +78,15 @@ def _forward_of(plan: Plan, layer: int) -> tuple[Call, ...]:
     if isinstance(kind.block, VisionPart):
         return tower_calls(plan, layer)
     if kind.block is not None:
-        return (Call(everything, everything),) if everything else ()
+        is_called = plan.framework.loss != LM_HEAD or not isinstance(kind.block, Head)
+        return (Call(everything, everything),) if everything and is_called else ()
     return (_whole(plan, layer), *(call for part in _parts(plan, layer) for call in part.forward()))
 
 
 def _model(plan: Plan) -> Call:
     """The call of the model that holds the head."""
-    return Call(is_model=True, reads_head=LAYERS[plan.graph.implementation].reads_head)
+    reads = LAYERS[plan.graph.implementation].reads_head or plan.framework.loss == LM_HEAD
+    return Call(is_model=True, reads_head=reads)
 
 
 def _whole(plan: Plan, layer: int) -> Call:

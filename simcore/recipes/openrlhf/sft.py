@@ -57,7 +57,7 @@ _ROWS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """What a trainer's program leaves to its defaults: tokens of a sample, samples of a microbatch.
+    """Defaults of a trainer's program: tokens of a sample, samples of a microbatch.
 
     `cli`: its file; `pairs`: a sample is two sequences.
     """
