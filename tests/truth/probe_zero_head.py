@@ -13,7 +13,6 @@ update.
 from __future__ import annotations
 
 import importlib
-import json
 import logging
 import os
 import random
@@ -25,10 +24,10 @@ import trl  # noqa: F401
 from trl.trainer import grpo_trainer  # noqa: F401 - before this folder is searched
 
 sys.path.append(str(Path(__file__).parent))
-import probe_trl_grpo as grpo  # noqa: E402
-from json_lines import with_cases  # noqa: E402
-from oracle.apart import run_apart  # noqa: E402
-from probe_trl_sft import unmultiplied  # noqa: E402
+import probe_trl_grpo as grpo
+from json_lines import with_cases
+from oracle.apart import run_apart
+from probe_trl_sft import unmultiplied
 
 SEED, COUNT = 20270219, 40
 CALLS = []

@@ -35,6 +35,7 @@ from simcore.frameworks.deepspeed.module_units import (
     Refs,
     Unit,
     backward_of,
+    is_read_alone,
     of_autoep,
 )
 from simcore.frameworks.deepspeed.split.matrices import cut_of
@@ -43,7 +44,6 @@ from simcore.frameworks.deepspeed.tower_order import tower_calls
 from simcore.models.blocks import Attention, Branch, Embedding, Head, LatentAttention, Mamba2, Mlp, Moe
 from simcore.models.graph import ModelGraph
 from simcore.models.vision_blocks import VisionPart
-from simcore.operators.hf.chunked import LM_HEAD
 from simcore.placement.plan import Placed, Plan
 
 __all__ = ["asks_inputs", "backward_calls", "forward_calls", "readiness", "released_after", "replayed"]
@@ -78,15 +78,13 @@ def _forward_of(plan: Plan, layer: int) -> tuple[Call, ...]:
     if isinstance(kind.block, VisionPart):
         return tower_calls(plan, layer)
     if kind.block is not None:
-        is_called = plan.framework.loss != LM_HEAD or not isinstance(kind.block, Head)
-        return (Call(everything, everything),) if everything and is_called else ()
+        return (Call(everything, everything),) if everything and not is_read_alone(plan, kind) else ()
     return (_whole(plan, layer), *(call for part in _parts(plan, layer) for call in part.forward()))
 
 
 def _model(plan: Plan) -> Call:
     """The call of the model that holds the head."""
-    reads = LAYERS[plan.graph.implementation].reads_head or plan.framework.loss == LM_HEAD
-    return Call(is_model=True, reads_head=reads)
+    return Call(is_model=True, reads_head=LAYERS[plan.graph.implementation].reads_head or is_read_alone(plan))
 
 
 def _whole(plan: Plan, layer: int) -> Call:
@@ -119,7 +117,7 @@ def backward_calls(plan: Plan, layer: int) -> tuple[Calls, Calls]:
             return [], own if asks_inputs(plan, layer + 1) else []
         inner = [_MODEL] * (1 + plan.graph.architecture.has_tower)
         outer = [*_around(plan), _model(plan)] if isinstance(kind.block, Head) else inner
-        return [], [*outer, *own] if own else own
+        return [], [*outer, *own] if own or is_read_alone(plan, kind) else own
     before, after = _backward_of(plan, _first_alike(plan, layer), has_input_grad=asks_inputs(plan, layer))
     return list(before), list(after)
 
@@ -387,7 +385,9 @@ def readiness(plan: Plan, layer: int, *, weight_first: bool = False) -> Sequence
     A linear's bias comes before its weight; with `weight_first`, for ZeRO-3's own linear (0.19.6
     `runtime/zero/linear.py`), after it. AutoTP's linears, whose bias is a sum, are not ZeRO-3's own.
     """
-    placed = plan.of_layer(layer)
+    placed, kind = plan.of_layer(layer), plan.graph.kinds[plan.graph.layers[layer].kind]
+    if is_read_alone(plan, kind):
+        return [(number, 0) for number, one in enumerate(placed) if one.trainable]
     refs = (ref for call in reversed(forward_calls(plan, layer)) for ref in (*call.ready, *(
         call.needed if weight_first and not _is_autotps(plan, placed, call) else call.needed[::-1])))
     return list(dict.fromkeys(ref for ref in refs if placed[ref[0]].trainable))

@@ -43,8 +43,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
+from simcore.models.blocks import Head, LayerKind
+from simcore.operators.hf.chunked import LM_HEAD
+from simcore.placement.plan import Plan
+
 __all__ = ["BLANK", "LEAF_FAMILIES", "Call", "Calls", "Chain", "Container", "Linear", "Refs", "Unit",
-           "backward_of", "forward_of", "of_autoep"]
+           "backward_of", "forward_of", "is_read_alone", "of_autoep"]
 
 Refs = tuple[tuple[int, int], ...]
 """Parameters: (index among the layer's tensors, number of the expert, 0 if experts are no modules) each."""
@@ -301,3 +305,12 @@ def of_autoep(linears: Mapping[str, Linear]) -> list[Unit]:
     gate = [linear for path, linear in linears.items() if path.endswith(".shared_experts_gate")]
     beside = [Container((), (shared[0], BLANK, *shared[1:]))] if shared else []
     return [Container((), (_CalledTwice(router),)), experts, *beside, *gate]
+
+
+def is_read_alone(plan: Plan, kind: LayerKind | None = None) -> bool:
+    """Returns True if the model reads the head's weight itself, so that no head is called.
+
+    `kind`: of the layer that is asked about, False for all but the head. TRL 1.16.0 `trainer/utils.py`
+    add_fused_lm_head; [Note: a head that the model reads] in `simcore/frameworks/deepspeed/prefetch_trace.py`.
+    """
+    return plan.framework.loss == LM_HEAD and (kind is None or isinstance(kind.block, Head))
