@@ -21,7 +21,7 @@ NAMES: Final = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduc
 def test_the_heads_weight_is_gathered_where_upstream_gathers_it(name: str) -> None:
     case = TRUTH[name]
     small.forget_outlines()
-    method = {"method": "lora", "lora": {"rank": case["lora"], "target_modules": ["q_proj", "v_proj"]}}
+    method: dict[str, Any] = {"method": "lora", "lora": {"rank": case["lora"], "target_modules": ["q_proj", "v_proj"]}}
     program = small.program_of(
         "zero3", {"dp_shard": case["ranks"]}, microbatches=2, loss="fused_lm_head",
         recompute="full" if case["checkpoint"] else "none", options=case["options"],

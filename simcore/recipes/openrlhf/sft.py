@@ -208,7 +208,8 @@ def _read_batches(reader: Reader, draft: Draft, packing: Taken[bool] | None, bat
             double_batches(draft, draft.path, f"{RELEASE} {_PAIRS}")
         return
     draft.infer("training.lengths", "packed", "packing_samples", packing, source=_ROW)
-    draft.infer("training.packed_length", longest, "the longest sample of a row", limit, packing, source=_ROW)
+    draft.infer("training.packed_length", longest, "the longest sample of a row", None if answer else limit, packing,
+                source=_ROW)
     draft.infer("training.micro_batch_size", 1, "one row a microbatch", micro, packing, source=_ROW)
     if samples % each:
         draft.use(whole)

@@ -9,6 +9,8 @@ import pytest
 
 from recipes.openrlhf.test_recipe import NEWER, OLD, imported
 from simcore.inputs.scenario import parse_scenario
+from simcore.recipes.answers import Answers
+from simcore.recipes.importing import import_recipe
 from simcore.simulate import check
 
 PROGRAMS: Final = {"train_dpo": ("preference_fp32", 8), "train_rm": ("rewards", 1)}
@@ -41,6 +43,15 @@ def test_batches_count_pairs_and_have_the_programs_own_defaults(tmp_path: Path, 
     training = read(tmp_path, left.replace("--train_batch_size 256 --micro_train_batch_size 2", ""))
     assert (training["seq_len"], training["micro_batch_size"], training["global_batch_size"]) == (
         512, 2 * PROGRAMS[program][1], 256)
+
+
+@pytest.mark.parametrize("program", ["train_sft", *PROGRAMS])
+def test_an_answer_says_how_long_packed_samples_are(tmp_path: Path, program: str) -> None:
+    (tmp_path / "run.sh").write_text(NEWER.replace("train_sft", program), encoding="utf-8")
+    found = import_recipe([str(tmp_path / "run.sh")], Answers.of_options(None, 1024, "dgx-h100"))
+    found.expect_complete()
+    assert found.values["training"]["packed_length"] == 1024
+    assert found.values["training"]["seq_len"] == 1024 * 2 * (1 + (program in PROGRAMS))
 
 
 @pytest.mark.parametrize(("more", "told"), [
