@@ -26,6 +26,7 @@ _AT = "training.loss"
 _PAIR = 2
 _RULE = "TRL 1.8.0 and 1.16.0 trainer/dpo_trainer.py"
 _KTO = "trainer/kto_trainer.py"
+_PACKED = ("preference_fp32", REWARDS)
 
 
 def check_preference(job: Draft, options: Mapping[str, Any], *, second: bool) -> None:
@@ -54,7 +55,8 @@ def check_preference(job: Draft, options: Mapping[str, Any], *, second: bool) ->
             (beside and _trains_tower(job), "training.method", "a loss of preferences of a model whose tower trains"),
             (any("dropout" in features(kind) for kind in job.graph.kinds), _AT, "a loss of preferences of a model with "
              "dropout, which trainers switch off"),
-            (training.lengths != "fixed", "training.lengths", "a loss of preferences of packed or drawn lengths"),
+            (training.lengths != "fixed" and not _is_row_of_pairs(job), "training.lengths", "a loss of preferences of "
+             "packed or drawn lengths"),
             (beside and _originals(job) < len({*training.lora.modules_to_save}), "training.lora.modules_to_save", "a "
              "loss of preferences beside modules that train as a whole, of a model whose head was tied"),
             (beside and training.offload.part("activations")[1], "training.offload.activations", "a loss of "
@@ -81,8 +83,21 @@ def _note(job: Draft, *, beside: bool) -> None:
         job.note("answers", "all tokens of a sequence but its first", f"{_RULE} _compute_loss: completion_mask")
 
 
+def _is_row_of_pairs(job: Draft) -> bool:
+    """True if a microbatch is one packed row of whole pairs, as OpenRLHF's trainers make it.
+
+    OpenRLHF 0.11.0 `models/actor.py`, `models/model.py`: unpad_and_slice_tensor, then the same scores of a token, which
+    gather_and_pad_tensor lays back.
+    """
+    training = job.scenario.training
+    return training.loss in _PACKED and training.lengths == "packed" and training.micro_batch_size == 1 and (
+        training.packed_length is not None and training.seq_len % (_PAIR * training.packed_length) == 0)
+
+
 def _check_pairs(job: Draft) -> None:
     training = job.scenario.training
+    if _is_row_of_pairs(job):
+        return
     sizes = ("micro_batch_size", training.micro_batch_size), ("global_batch_size", training.global_batch_size)
     for name, size in sizes:
         if size is not None and size % _PAIR:

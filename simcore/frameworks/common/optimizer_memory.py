@@ -182,9 +182,16 @@ def step_temporaries(plan: Plan, tables: Tables, builder: Builder, sizes: tuple[
     builder.free(layer, flat, size * part)
     copied()
     builder.alloc(layer, root, held)
-    builder.compute(Kernel.OPTIMIZER, 12 * part, (4 + 2 * 12 + size) * part)
+    builder.compute(Kernel.OPTIMIZER, 12 * part, (4 + 2 * _master_and_moments(plan) + size) * part)
     builder.free(layer, root, held)
     builder.free(layer, wide, 4 * part)
+
+
+def _master_and_moments(plan: Plan) -> int:
+    """Bytes of an element of a flat part: of masters and two moments, unless its moments have 8 bits."""
+    forms = (p.policy.optimizer_states for kind, _ in plan.kind_counts for p in plan.kinds[kind] if p.trainable)
+    narrow = [dtype_bytes(layout.dtype) for _, layout in next(forms, ()) if layout.dtype != "fp32"]
+    return 4 + sum(narrow) if narrow else 12
 
 
 def muon_transient(plan: Plan) -> int:

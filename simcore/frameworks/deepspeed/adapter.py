@@ -8,10 +8,15 @@ from functools import partial
 
 from simcore.frameworks.adapter import AtRest, FrameworkAdapter
 from simcore.frameworks.common.lora import name_adapters, peft_dropout
-from simcore.frameworks.deepspeed.at_rest import exact_in_pieces, partition_padding, piece_padding
+from simcore.frameworks.deepspeed.at_rest import (
+    exact_in_pieces,
+    exact_of_parts,
+    mean_of,
+    partition_padding,
+    piece_padding,
+)
 from simcore.frameworks.deepspeed.experts.layers import LAYERS
 from simcore.frameworks.deepspeed.offload_buffers import beside_tensors
-from simcore.frameworks.deepspeed.partitions import exact_in_parts
 from simcore.frameworks.deepspeed.reference import zero3_hooks
 from simcore.frameworks.deepspeed.split.matrices import shares_matrices
 from simcore.frameworks.deepspeed.table import VERSIONS, options_of_stage, zero_table
@@ -43,12 +48,12 @@ _ZERO3 = FrameworkAdapter(
     lora_dropout=peft_dropout, versions=VERSIONS, reads_images=True, replays_towers=True,
     implementations=tuple(LAYERS), implementation_of=lambda family, method: "hf",
     options=partial(options_of_stage, 3),
-    at_rest=AtRest(exact=exact_in_pieces, padding=piece_padding),
+    at_rest=AtRest(mean=mean_of, exact=exact_in_pieces, padding=piece_padding),
     serves_qlora=True, host_buffers=beside_tensors, foreign=_FOREIGN,
     summons=Summons(whole_as="ddp", sleeps="all", engines=True),
     axes=_axes_of("dp_shard"),  # copies of shards are refused under each stage: `table.py`
 )
-_PARTITIONED = AtRest(exact=exact_in_parts, padding=partition_padding)
+_PARTITIONED = AtRest(mean=mean_of, exact=exact_of_parts, padding=partition_padding)
 ADAPTERS = {
     "zero0": FrameworkAdapter(
         write_table=whole_table, hooks=WholeHooks, lora_tensors=name_adapters, takes_pattern=True,

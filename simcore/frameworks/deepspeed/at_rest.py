@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from simcore.frameworks.deepspeed.experts.layers import axis_of
-from simcore.frameworks.deepspeed.partitions import flat_padding, gradient_elements
+from simcore.frameworks.deepspeed.partitions import exact_in_parts, flat_padding, gradient_elements, updated_parts
+from simcore.frameworks.deepspeed.states.low_bit import beside_tensors_of
 from simcore.frameworks.deepspeed.strategy import ZeroStrategy
 from simcore.placement.plan import AtRestBytes, Placed, Plan
 from simcore.units import dtype_bytes
 
-__all__ = ["exact_in_pieces", "partition_padding", "piece_padding"]
+__all__ = ["exact_in_pieces", "exact_of_parts", "mean_of", "partition_padding", "piece_padding"]
+
+
+def mean_of(plan: Plan) -> dict[str, AtRestBytes]:
+    """Returns the bytes at rest of a class of ranks by component, on average, with scales of flat states."""
+    return _with_flat_states(plan, plan.at_rest())
 
 
 def partition_padding(plan: Plan, components: Mapping[str, AtRestBytes], *, exact: bool) -> tuple[int, int]:
@@ -39,6 +46,11 @@ def piece_padding(plan: Plan, components: Mapping[str, AtRestBytes], *, exact: b
             parts * size - sum(c.grads_bytes for c in components.values()))
 
 
+def exact_of_parts(plan: Plan) -> dict[str, AtRestBytes]:
+    """Returns the bytes at rest of one rank under ZeRO-1 and 2 by component, with scales of flat states."""
+    return _with_flat_states(plan, exact_in_parts(plan))
+
+
 def exact_in_pieces(plan: Plan) -> dict[str, AtRestBytes]:
     """Returns bytes at rest of this rank by component of the model, under ZeRO-3.
 
@@ -50,7 +62,7 @@ def exact_in_pieces(plan: Plan) -> dict[str, AtRestBytes]:
         for placed in (placed for placed in plan.kinds[kind] if placed.spec.is_owned):
             component, at = placed.spec.component, plan.mesh.axis(axis_of(placed)).coordinate(plan.rank)
             totals[component] = totals.get(component, AtRestBytes()) + _piece(placed, at).times(count)
-    return totals
+    return _with_flat_states(plan, totals)
 
 
 def _piece(placed: Placed, at: int) -> AtRestBytes:
@@ -63,3 +75,14 @@ def _piece(placed: Placed, at: int) -> AtRestBytes:
     return AtRestBytes(rest.num_bytes(inside) * placed.rests_here + placed.constants,
                        trained * dtype_bytes(grad.dtype) * (grad.space == "device"), placed.state_bytes, inside,
                        trained)
+
+
+def _with_flat_states(plan: Plan, components: dict[str, AtRestBytes]) -> dict[str, AtRestBytes]:
+    """`components`, with the scales of flat states shared out by elements that are trained."""
+    moments = plan.framework.strategy_as(ZeroStrategy).moments
+    if moments is None:
+        return components
+    more = sum(beside_tensors_of(plan, moments, updated_parts(plan)).values())
+    trained = max(1, sum(one.num_trainable_params for one in components.values()))
+    return {name: replace(one, optimizer_bytes=one.optimizer_bytes + more * one.num_trainable_params // trained)
+            for name, one in components.items()}

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from simcore.frameworks.deepspeed.partitions import aligned, largest_trained, touching
+from simcore.frameworks.deepspeed.states.low_bit import sub_groups
 from simcore.frameworks.deepspeed.strategy import ZeroStrategy
 from simcore.hardware.nvme import aligned as aligned_to_drives
 from simcore.hardware.nvme import is_swapped
 from simcore.placement.plan import Placed, Plan
 from simcore.units import dtype_bytes
 
-__all__ = ["beside_tensors", "num_moments", "sub_groups", "touched", "trained"]
+__all__ = ["beside_tensors", "num_moments", "touched", "trained"]
 
 FP32 = 4
 
@@ -88,22 +89,6 @@ def _beside_drives(plan: Plan, strategy: ZeroStrategy, gradients: int) -> Iterat
     yield from (("gradients", gradients, True), ("gradients", FP32 * unswapped, True),
                 ("optimizer states", FP32 * (1 + num_moments(plan)) * unswapped, False),
                 ("buffers of drives", FP32 * strategy.swap_buffers * aligned_to_drives(max(groups, default=0)), False))
-
-
-def sub_groups(parts: Sequence[int], size: int) -> Iterator[int]:
-    """Yields the elements of each sub-group of the optimizer, from those of the parameters (`parts`).
-
-    A sub-group is closed when it has reached `size` elements, with a size of 0 by each parameter
-    (`_create_fp16_sub_groups`).
-    """
-    filled = 0
-    for part in parts:
-        filled += part
-        if filled >= size:
-            yield filled
-            filled = 0
-    if filled:
-        yield filled
 
 
 def num_moments(plan: Plan) -> int:

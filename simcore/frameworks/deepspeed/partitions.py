@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from simcore.frameworks.deepspeed.experts.groups import Group, parameter_groups
+from simcore.frameworks.deepspeed.states.low_bit import sub_groups
 from simcore.frameworks.deepspeed.strategy import ZeroStrategy
 from simcore.placement.plan import AtRestBytes, Plan
 from simcore.units import dtype_bytes
 
 __all__ = ["aligned", "exact_in_parts", "flat_padding", "gradient_elements", "groups_of", "largest_trained",
-           "most_gradients", "of_copies", "places", "touching", "trained_of"]
+           "most_gradients", "of_copies", "places", "shards_of", "touching", "trained_of",
+           "updated_parts"]
 
 
 def trained_of(plan: Plan, layer: int) -> list[tuple[int, int]]:
@@ -36,6 +38,24 @@ def groups_of(plan: Plan) -> tuple[Group, ...]:
     """Returns the parameter groups of a rank's plan, in order; one without DeepSpeed's experts."""
     strategy = plan.framework.strategy_as(ZeroStrategy)
     return parameter_groups(plan, strategy.axis, round_robin=strategy.round_robin)
+
+
+def shards_of(plan: Plan) -> list[list[int]]:
+    """Returns the elements of this rank's shard of every trained parameter under ZeRO-3, in order, for each group.
+
+    Every expert's matrix is a parameter.
+    """
+    trained = [[plan.of_layer(layer)[number] for layer, number, _ in group.entries] for group in groups_of(plan)]
+    return [[placed.padded // placed.used_copies for placed in group for _ in range(placed.used_copies)]
+            for group in trained]
+
+
+def updated_parts(plan: Plan) -> list[int]:
+    """Returns the elements of each flat part that the optimizer updates at once: of a group, or a sub-group of it."""
+    strategy = plan.framework.strategy_as(ZeroStrategy)
+    if strategy.stage < 3:
+        return [group.part for group in groups_of(plan)]
+    return [one for group in shards_of(plan) for one in sub_groups(group, strategy.sub_group)]
 
 
 def _trained(plan: Plan) -> int:

@@ -19,7 +19,8 @@ Grouped products of AutoEP's experts keep such views too (`moe/ep_experts.py`, _
 [Note: a head that the model reads] The forward of Nemotron-3-Nano's model reads the type of its head's weight, which
 DeepSpeed then takes for the model's own (`parameter_offload.py`, ZeROOrderedDict.__getitem__): it is gathered when the
 model is called, in either pass, and is not released before the pass is over (`ds_active_sub_modules`; backward of the
-model has no end that a hook could see: release_backward_leftovers).
+model has no end that a hook could see: release_backward_leftovers). TRL's head (1.16.0 `trainer/utils.py`
+add_fused_lm_head) reads the weight in the model's forward, and the head is never called.
 
 [Note: distance of reuse] `partitioned_param_coordinator.py`, __params_to_release: a leaf is told apart by the module
 that is released. If that is a leaf, parameters of every following module count with those of the modules inside, also

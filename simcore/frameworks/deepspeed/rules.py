@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from simcore.frameworks.common.qlora import is_packed
 from simcore.frameworks.deepspeed.split.matrices import cut_of
+from simcore.frameworks.deepspeed.states.low_bit import StateForm
 from simcore.frameworks.deepspeed.strategy import PERSISTENT
 from simcore.models.tensor import TensorSpec
 from simcore.placement.framework import Matches, Rule, TensorPolicy, UpdateTime
@@ -21,9 +22,10 @@ class Choice:
     """Settings that tensor policies depend on, apart from the tensor itself.
 
     `stage`: 1, 2 or 3; `axis`: mesh axis over which ZeRO cuts; `stored`: dtype of parameters. `threshold`: elements of
-    a rank's part of the matrices (all of it without tp) up to which ZeRO-3 keeps a parameter gathered. `kept`: names of
-    the optimizer's states. `spaces`: of states and of parameters, without pinning: pinned memory is in flat buffers,
-    which `simcore/frameworks/deepspeed/offload_buffers.py` counts. `packed`: format of packed weights, or None.
+    a rank's part of the matrices (all of it without tp) up to which ZeRO-3 keeps a parameter gathered. `kept`: the
+    optimizer's states, "" for their space where masters lie. `spaces`: of states and of parameters, without pinning:
+    pinned memory is in flat buffers, which `simcore/frameworks/deepspeed/offload_buffers.py` counts. `packed`: format
+    of packed weights, or None.
     `apart`: gradients have no bucket. `tp`: ranks that share matrices; `cuts`: every way in which they cut one.
     """
 
@@ -31,7 +33,7 @@ class Choice:
     axis: str
     stored: str
     threshold: int
-    kept: tuple[str, ...]
+    kept: tuple[StateForm, ...]
     spaces: tuple[str, str]
     packed: PackedWeights | None
     apart: bool
@@ -43,7 +45,8 @@ class Choice:
 def rules_of(choice: Choice) -> tuple[Rule, ...]:
     """Returns the rules that give each tensor its layouts; the first one that matches a tensor counts.
 
-    16-bit parameters and gradients, fp32 masters and moments; gradients on the host are fp32 too.
+    16-bit parameters and gradients, fp32 masters, and moments in fp32 unless `kept` says another format; gradients on
+    the host are fp32 too.
     """
     fp32, packed = TensorLayout((), "fp32"), choice.packed
     buffer = TensorPolicy("buffer", fp32, fp32, fp32, fp32, at_rest_category="buffer", updated=UpdateTime.NEVER)
@@ -78,7 +81,8 @@ def _policy(name: str, choice: Choice, cut: Placements = ()) -> TensorPolicy:
     states_away = away != "device"
     unsharded = TensorLayout(cut, stored)
     part: Placements = (*cut, (choice.axis, Flat("tensor" if stage == 3 else "group")))
-    states = tuple((name, TensorLayout(part, "fp32", away)) for name in ("master_param", *choice.kept))
+    states = tuple((name, TensorLayout(part, dtype, space or away)) for name, dtype, space in (
+        ("master_param", "fp32", ""), *choice.kept))
     rest = TensorLayout(part, stored, of_params) if stage == 3 else unsharded
     grad = TensorLayout(part, stored)
     if states_away:

@@ -63,6 +63,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from simcore.placement.layout import TensorLayout
 from simcore.placement.strategy import ParallelStrategy
 
 __all__ = ["PERSISTENT", "WholeStrategy", "ZeroStrategy"]
@@ -82,6 +83,7 @@ class ZeroStrategy(ParallelStrategy):
     have no bucket. Only for ZeRO-3: `ahead`: stage3_prefetch_bucket_size; `live`: stage3_max_live_parameters; `reuse`:
     stage3_max_reuse_distance; `sub_group`: sub_group_size; `secondary`: zero_hpz_partition_size or 0; `swap_buffers`:
     number of buffers for states on NVMe, 0 without it: [Note: ZeRO-3 and NVMe] in `simcore/hardware/nvme.py`.
+    `moments`: layout of a state of a flat part, None for fp32: `simcore/frameworks/deepspeed/states/low_bit.py`.
     """
 
     stage: int
@@ -101,6 +103,7 @@ class ZeroStrategy(ParallelStrategy):
     is_apart: bool = False
     swap_buffers: int = 0
     reduce_dtype: str = ""
+    moments: TensorLayout | None = None
 
     @property
     def holds_whole_parameters(self) -> bool:

@@ -30,6 +30,7 @@ from simcore.frameworks.deepspeed.split.sequences import (
     check_shared,
     shared_format,
 )
+from simcore.frameworks.deepspeed.states.low_bit import check_states, flat_layout, state_forms
 from simcore.frameworks.deepspeed.strategy import ZeroStrategy
 from simcore.frameworks.preference import check_preference
 from simcore.inputs.optimizers import OPTIMIZERS
@@ -50,8 +51,7 @@ FILLED: Final = "transformers 5.23 integrations/deepspeed.py trainer_config_fina
 CAPABILITIES: Final = Capabilities(
     axes=("dp_replicate", "dp_shard", "cp", "tp", "ep", "etp"), offload=("params", "optimizer", "gradients"),
     fixed={"training.sequence_parallel": "False", "training.precision.experts": "auto",
-           "training.optimizer.master": "fp32", "training.optimizer.moments": "fp32",
-           "training.optimizer.paged": "False", **ONE_STAGE},
+           "training.optimizer.master": "fp32", **ONE_STAGE},
     absent={"pp": ("stages are DeepSpeed's PipelineModule, which is made of a list of layers and not of a model of "
                    "transformers; ZeRO-2 and ZeRO-3 are incompatible with it",
                    "deepspeed 0.19.6 deepspeed/__init__.py initialize, runtime/pipe/engine.py:77")})
@@ -115,8 +115,9 @@ _IDLE_3 = {
 
 
 def _rules(job: Draft, options: dict[str, Any], strategy: ZeroStrategy, threshold: int) -> tuple[Rule, ...]:
+    kept = state_forms(job, strategy.moments)
     return experts.with_experts(job, rules_of(Choice(
-        strategy.stage, strategy.axis, job.compute, threshold, state_names(job), _spaces(strategy),
+        strategy.stage, strategy.axis, job.compute, threshold, kept, _spaces(strategy),
         packed_weights(job, options), strategy.is_apart, job.mesh.tp, cuts_of(job.graph) if job.mesh.tp > 1 else ())))
 
 
@@ -135,6 +136,7 @@ def zero_table(job: Draft, stage: int) -> Framework:
         job.note(f"framework_options.{name}", "changes no number", _IDLE_3[name])
     threshold = _size(job, options, "stage3_param_persistence_threshold", 100_000) if stage == 3 else 0
     strategy = _strategy(job, options, stage)
+    strategy = replace(strategy, moments=flat_layout(job, strategy.axis, stage, strategy.sub_group))
     return Framework(
         name=f"zero{stage}", version=VERSIONS[0],
         rules=_rules(job, options, strategy, threshold),
@@ -165,6 +167,7 @@ def _check(job: Draft, options: dict[str, Any], stage: int) -> None:
     if job.compute not in ("bf16", "fp16"):
         raise job.not_yet("training.precision.compute", f"{job.compute} under {job.scenario.framework}")
     CAPABILITIES.check(job)
+    check_states(job)
     experts.refuse_capacity(job)
     experts.check_experts(job, stage)
     experts.LAYERS[job.graph.implementation].check(job, options)

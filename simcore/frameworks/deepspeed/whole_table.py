@@ -16,13 +16,20 @@ from simcore.frameworks.common.checkpoint_files import plain_files
 from simcore.frameworks.common.kernels import torch_libraries
 from simcore.frameworks.common.liger import loss_with
 from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, is_packed
-from simcore.frameworks.common.torch import all_or_no_checkpoint, check_named_adapters, torch_optimizer
+from simcore.frameworks.common.torch import (
+    States,
+    all_or_no_checkpoint,
+    check_named_adapters,
+    states_of,
+    torch_optimizer,
+)
 from simcore.frameworks.deepspeed.experts import layers as experts
 from simcore.frameworks.deepspeed.rules import lies_like
 from simcore.frameworks.deepspeed.split.matrices import check_matrices, cuts_of
 from simcore.frameworks.deepspeed.split.sequences import FORMAT_OPTION, FORMATS, check_shared, shared_format
+from simcore.frameworks.deepspeed.states.low_bit import check_states
 from simcore.frameworks.deepspeed.strategy import WholeStrategy
-from simcore.frameworks.deepspeed.table import IN_COMPUTE, LOSSES, VERSIONS, packed_weights, state_names
+from simcore.frameworks.deepspeed.table import IN_COMPUTE, LOSSES, VERSIONS, packed_weights
 from simcore.frameworks.preference import check_preference
 from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.placement.capabilities import ONE_STAGE, Capabilities
@@ -41,8 +48,7 @@ CAPABILITIES: Final = Capabilities(
     axes_refusal=("stage 0 cuts nothing: its ranks are dp_replicate (write mesh.dp_replicate, or framework: zero1 to "
                   "zero3 for ranks of dp_shard)", "deepspeed 0.19.6 runtime/zero/config.py stage"),
     fixed={"training.sequence_parallel": "False", "training.precision.experts": "auto",
-           "training.optimizer.master": "fp32", "training.optimizer.moments": "fp32",
-           "training.optimizer.paged": "False", **ONE_STAGE})
+           "training.optimizer.master": "fp32", **ONE_STAGE})
 
 
 def options_around(implementation: str) -> dict[str, tuple[Any, ...]]:
@@ -62,7 +68,7 @@ def whole_table(job: Draft) -> Framework:
     return Framework(
         name="zero0", version=VERSIONS[0],
         rules=experts.with_experts(job, _rules(
-            strategy.axis or AXIS, job.compute, state_names(job), packed_weights(job, options),
+            strategy.axis or AXIS, job.compute, states_of(job, plain=True), packed_weights(job, options),
             cuts_of(job.graph) if job.mesh.tp > 1 else (), casts=strategy.casts)),
         units=(),
         strategy=strategy,
@@ -89,6 +95,7 @@ def _check(job: Draft, options: dict[str, Any]) -> None:
     if job.compute not in ("bf16", "fp16", "fp32"):
         raise job.not_yet("training.precision.compute", f"{job.compute} under {job.scenario.framework}")
     CAPABILITIES.check(job)
+    check_states(job)
     experts.refuse_capacity(job)
     experts.LAYERS[job.graph.implementation].check(job, options)
     experts.check_experts(job, 0)
@@ -122,20 +129,20 @@ def _optimizer(job: Draft, strategy: WholeStrategy) -> Optimizer:
 
 
 @lru_cache(maxsize=64)
-def _rules(axis: str, stored: str, kept: tuple[str, ...], packed: PackedWeights | None, cuts: tuple[Placements, ...],
-           *, casts: bool) -> tuple[Rule, ...]:
+def _rules(axis: str, stored: str, kept: States, packed: PackedWeights | None, cuts: tuple[Placements, ...], *,
+           casts: bool) -> tuple[Rule, ...]:
     """Rules of whole tensors: parameters and gradients in the format of products, masters and moments in fp32.
 
     `cuts`: every way in which ranks that share matrices cut one.
     """
     wide = TensorLayout((), "fp32")
-    names = (*(("master_param",) if casts else ()), *kept)
+    masters = ("master_param",) if casts else ()
 
     def policy(cut: Placements) -> TensorPolicy:
         rest = TensorLayout(cut, stored)
         return TensorPolicy("whole, tp" if cut else "whole", rest, rest,
                             TensorLayout((*cut, (axis, Partial())), stored), rest,
-                            tuple((name, TensorLayout(cut, "fp32")) for name in names))
+                            (*((name, TensorLayout(cut, "fp32")) for name in masters), *kept.of(cut, "fp32")))
 
     buffer = TensorPolicy("buffer", wide, wide, wide, wide, at_rest_category="buffer", updated=UpdateTime.NEVER)
     in_bits = () if packed is None else (Rule(is_packed, replace(

@@ -18,7 +18,9 @@ from simcore.frameworks.deepspeed.partitions import (
     of_copies,
     places,
     trained_of,
+    updated_parts,
 )
+from simcore.frameworks.deepspeed.states.low_bit import beside_tensors_of
 from simcore.frameworks.deepspeed.strategy import ZeroStrategy
 from simcore.pipeline.schedule import Action
 from simcore.placement.plan import Plan
@@ -78,14 +80,11 @@ class Zero12Hooks(UnrepeatedHooks):
         if self.strategy.states_on_host:
             self._alloc("grad_buffer_for_offload", "reduce_scatter_input", self.size * self.largest)
             return
-        for name, category in (("master_param", "main_param"), *((n, "opt_state") for n in self._moments())):
-            counted = sum(count * self.plan.kinds[kind].state_bytes.get(name, 0) for kind,
-                          count in self.plan.kind_counts)
-            self._alloc(f"flat_partition.{name}", category, 4 * sum(g.part for g in self.groups) - counted)
+        for name, num_bytes in self._beside().items():
+            self._alloc(f"flat_partition.{name}", "main_param" if name == "master_param" else "opt_state", num_bytes)
 
-    def _moments(self) -> list[str]:
-        policies = [p.policy for kind, _ in self.plan.kind_counts for p in self.plan.kinds[kind] if p.trainable]
-        return [name for name, _ in policies[0].optimizer_states if name != "master_param"]
+    def _beside(self) -> dict[str, int]:
+        return beside_tensors_of(self.plan, self.strategy.moments, updated_parts(self.plan))
 
     def _alloc(self, name: str, category: str, num_bytes: int) -> None:
         self.out.alloc(self.first, self.tables.slot(name, category), num_bytes)

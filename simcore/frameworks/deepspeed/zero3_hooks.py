@@ -16,9 +16,8 @@ from simcore.frameworks.deepspeed.experts.layers import axis_of
 from simcore.frameworks.deepspeed.experts.replayed_weights import ReplayedWeights
 from simcore.frameworks.deepspeed.hpz import HpzShards, Key
 from simcore.frameworks.deepspeed.modules.order import backward_calls, forward_calls, readiness
-from simcore.frameworks.deepspeed.offload_buffers import sub_groups
 from simcore.frameworks.deepspeed.offload_gradients import GradientsOnHost
-from simcore.frameworks.deepspeed.partitions import groups_of
+from simcore.frameworks.deepspeed.partitions import shards_of, updated_parts
 from simcore.frameworks.deepspeed.prefetch_trace import (
     LivePackedWeights,
     ReuseDistance,
@@ -28,6 +27,7 @@ from simcore.frameworks.deepspeed.prefetch_trace import (
     recorded,
     seen_by_nodes,
 )
+from simcore.frameworks.deepspeed.states.low_bit import beside_tensors_of
 from simcore.frameworks.deepspeed.strategy import PERSISTENT, ZeroStrategy
 from simcore.frameworks.deepspeed.zero12_copies import FlatBuffers
 from simcore.frameworks.deepspeed.zero12_hooks import REDUCE_HANDLE
@@ -108,9 +108,11 @@ class Zero3Hooks(UnrepeatedHooks):
         post_rest(self.plan, self.tables, self.out, rest_postings)
         for name, category, num_bytes in (
                 ("grad_partitions", "main_grad",
-                 self.size * sum(map(sum, self._parts())) * (not self.strategy.states_on_host)),
+                 self.size * sum(map(sum, shards_of(self.plan))) * (not self.strategy.states_on_host)),
                 ("ipg_bucket", "reduce_scatter_input", self.wide * self.strategy.bucket * (not self.strategy.is_apart)),
-                ("persistent", "unsharded_param", sum(self._persistent().values()))):
+                ("persistent", "unsharded_param", sum(self._persistent().values())),
+                *((f"flat_part.{name}", "opt_state", size) for name, size in beside_tensors_of(
+                    self.plan, self.strategy.moments, updated_parts(self.plan)).items())):
             self.out.alloc(self.first, self.tables.slot(name, category), num_bytes)
         self.secondary.start({key: self._whole(key) for key in self._frozen()})
         self.router.start(self.elements)
@@ -121,13 +123,6 @@ class Zero3Hooks(UnrepeatedHooks):
             for number, placed in enumerate(self.plan.of_layer(layer)):
                 if placed.spec.is_owned and not placed.trainable and not placed.spec.is_buffer:
                     yield from ((layer, number, expert) for expert in range(placed.used_copies))
-
-    def _parts(self) -> list[list[int]]:
-        """Elements of this rank's shard of every trained parameter, in order, for each group of parameters."""
-        trained = [[self.plan.of_layer(layer)[number] for layer, number, _ in group.entries]
-                   for group in groups_of(self.plan)]
-        return [[placed.padded // placed.used_copies for placed in group for _ in range(placed.used_copies)]
-                for group in trained]
 
     def _persistent(self, *, padded: bool = False) -> dict[str, int]:
         """Bytes of small parameters, as they are stored or (`padded`) as they are gathered, by the axis of ranks.
@@ -224,11 +219,11 @@ class Zero3Hooks(UnrepeatedHooks):
         small = sum(self._persistent().values())
         self.out.mark(begin)
         self.out.free(self.first, self.slots[3], small)
-        parts = self._parts()
+        parts = shards_of(self.plan)
         norm = 8 * max(map(max, parts), default=0)  # in fp64, tensor by tensor (`get_grad_norm_direct`)
         if self.plan.framework.compute_dtype == "fp16":  # has_overflow: absolute values and a mask of all gradients
             norm = max(norm, (self.size + 1) * sum(map(sum, parts)))
-        updated = [one for group in parts for one in sub_groups(group, self.strategy.sub_group)]
+        updated = updated_parts(self.plan)
         if self.strategy.states_on_host:
             self.on_host.step(updated)
         for group in () if self.strategy.states_on_host else updated:

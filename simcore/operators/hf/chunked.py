@@ -177,7 +177,9 @@ def _undone(tape: Tape, size: int, run: LayerWorkload) -> tuple[Tensor, Tensor]:
 def fused_lm_head(tape: Tape, run: LayerWorkload, hidden: Tensor) -> Tensor:
     """Loss, a scalar in fp32, of the head's input `hidden`, see [Note: TRL's head]; the head has no adapter."""
     weight, width = run.params["weight"], hidden.shape[-1]
-    rows = run.batch * min(run.scored or run.seq, run.seq - 1)
+    rows = run.batch * min(run.scored or run.seq, run.seq - (run.cp == 1))
+    if run.sequences:  # the first token of each is nobody's label: TRL 1.16.0 `trainer/sft_trainer.py`:208
+        rows = run.tokens - run.sequences
     whole = _gathered(tape, run)
     chosen: Tensor | None = _scored(tape, run, hidden, rows)
     assert chosen is not None
@@ -222,14 +224,17 @@ def _gathered(tape: Tape, run: LayerWorkload) -> Tensor | None:
 def _scored(tape: Tape, run: LayerWorkload, hidden: Tensor, rows: int) -> Tensor:
     """Rows of `hidden` [b, s, h] that are scored: `hidden[:, :-1][mask]`, [rows, h].
 
-    Its gradient is put into zeros of all positions but the last, and these into zeros of all.
+    Its gradient is put into zeros of all positions but the last, and these into zeros of all. Labels of sequences that
+    ranks share are shifted before, so that all positions of a rank may be scored.
     """
     shape, dtype = hidden.shape, hidden.dtype
-    most = (shape[0], shape[1] - 1, shape[2])
+    most = (shape[0], shape[1] - (run.cp == 1), shape[2])
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
         of_most = aten.new(tape, most, dtype, "grad_of_rows", hidden_bytes)
         grads.clear()
+        if most == shape:
+            return [of_most]
         whole = aten.new(tape, shape, dtype, "grad_hidden", of_most.nbytes)
         del of_most
         return [whole]

@@ -21,7 +21,7 @@ from simcore.recipes.launch.job_option import JobOption
 from simcore.recipes.launch.launch_of import environment_of
 from simcore.recipes.launch.slurm import allocation_of, job_of, options_of_launchers, read_job
 from simcore.recipes.launch.starters import starters_of
-from simcore.recipes.openrlhf.older import OLDER, OLDER_PPO
+from simcore.recipes.openrlhf.older import OLDER, OLDER_PAIRS, OLDER_PPO
 from simcore.recipes.shell.pieces import Word
 from simcore.recipes.shell.script import Script, Started
 
@@ -73,7 +73,7 @@ def command_of(text: str, path: str, variables: Mapping[str, str] | None = None,
     by_file = _FILE.fullmatch(word.text)
     overrides = arguments_of(command.words[number + 1:], path).overrides
     trainer = by_file[1] if by_file else word.text.rpartition(".")[2]
-    names = {**OLDER, **OLDER_PPO} if trainer == "train_ppo_ray" else OLDER
+    names = {**OLDER, **(OLDER_PPO if trainer == "train_ppo_ray" else OLDER_PAIRS)}
     document = Document(path, {}).with_values((_today(one, names), one.value, one.where) for one in overrides)
     starters = starters_of([*command.around, *command.words])
     unknown = {_today(one, names): one.unknown for one in overrides if one.unknown}

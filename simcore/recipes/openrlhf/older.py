@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["OLDER", "OLDER_PPO"]
+__all__ = ["OLDER", "OLDER_PAIRS", "OLDER_PPO"]
 
 OLDER: Final[Mapping[str, str]] = {
     "pretrain": "model.model_name_or_path", "max_len": "data.max_len", "dataset": "data.dataset",
@@ -35,6 +35,14 @@ OLDER: Final[Mapping[str, str]] = {
     "packing_samples": "ds.packing_samples", "learning_rate": "adam.lr", "adam_betas": "adam.betas",
     "l2": "adam.weight_decay"}
 """Names of today by the older ones; those of `bf16` and `flash_attn` say other things and stay."""
+
+OLDER_PAIRS: Final[Mapping[str, str]] = {
+    "beta": "model.beta", "ipo": "model.ipo_enable", "label_smoothing": "model.label_smoothing",
+    "nll_loss_coef": "model.nll_loss_coef", "ref_pretrain": "ref.model_name_or_path", "ref_offload": "ref.offload",
+    "prompt_key": "data.prompt_key", "chosen_key": "data.chosen_key", "rejected_key": "data.rejected_key",
+    "loss": "model.loss_type", "compute_fp32_loss": "model.compute_fp32_loss_enable",
+    "margin_loss": "model.margin_loss_enable", "value_head_prefix": "ds.value_head_prefix"}
+"""The same of `train_dpo` and `train_rm`, beside those of all trainers."""
 
 OLDER_PPO: Final[Mapping[str, str]] = {
     "actor_learning_rate": "actor.adam.lr", "actor_num_gpus_per_node": "actor.num_gpus_per_node",

@@ -1,4 +1,4 @@
-"""Recognises scripts of OpenRLHF, reads those of the supervised and the PPO trainer, refuses the others by name."""
+"""Recognises scripts of OpenRLHF, reads those of four trainers, refuses the others by name."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from simcore.recipes.format import Format
 from simcore.recipes.imported import Imported, with_job
 from simcore.recipes.megatron.launch import agreed
 from simcore.recipes.openrlhf.command import Command, command_of, trainer_in
+from simcore.recipes.openrlhf.pairs import read_dpo, read_rewards
 from simcore.recipes.openrlhf.ppo import read_ppo
 from simcore.recipes.openrlhf.sft import read_sft
 from simcore.recipes.reader import Reader
@@ -22,13 +23,11 @@ from simcore.recipes.recipe_file import RecipeFile
 
 __all__ = ["FORMAT"]
 
-_SFT: Final = "train_sft"
 _RAY: Final = "train_ppo_ray"
 """Trainer whose models are processes that Ray starts."""
 _MODELS: Final = (("model", "model_name_or_path"), ("actor", "model_name_or_path"))
+_OVER_ZERO: Final = {"train_sft": read_sft, "train_dpo": read_dpo, "train_rm": read_rewards}
 _OTHERS: Final = {
-    "train_dpo": "DPO by OpenRLHF: pairs as one batch, scored from logits in fp32, beside a reference model of ZeRO",
-    "train_rm": "a reward model by OpenRLHF: a value head over pairs in one batch",
     "train_prm": "a process reward model by OpenRLHF", "train_kto": "KTO by OpenRLHF",
     "train_kd": "distillation by OpenRLHF"}
 
@@ -48,8 +47,8 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
         draft.fail(other.path, "is read by no trainer of OpenRLHF, whose settings are arguments alone")
     reader = Reader(command.document)
     readers = [reader]
-    if command.trainer == _SFT:
-        readers.append(read_sft(reader, draft))
+    if command.trainer in _OVER_ZERO:
+        readers.append(_OVER_ZERO[command.trainer](reader, draft))
         _tell_unknown(draft, command)
     elif command.trainer == _RAY:
         draft, strategy = read_ppo(reader, draft)

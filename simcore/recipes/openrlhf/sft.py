@@ -7,6 +7,7 @@ longest.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 from simcore.recipes.draft import Draft
@@ -15,16 +16,18 @@ from simcore.recipes.huggingface.deepspeed import read_deepspeed, shard_over_ran
 from simcore.recipes.huggingface.modules import family_of, is_dense, write_targets
 from simcore.recipes.huggingface.named_model import read_named_model
 from simcore.recipes.huggingface.shards import Shards
+from simcore.recipes.huggingface.trainer import double_batches
 from simcore.recipes.machine import read_machine
 from simcore.recipes.openrlhf.strategy import RELEASE, configured
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
 
-__all__ = ["OF_DEEPSPEED", "read_format", "read_kernels", "read_sft", "said"]
+__all__ = ["OF_DEEPSPEED", "Batches", "read_format", "read_kernels", "read_sft", "read_zero_training", "said"]
 
 _CLI: Final = "cli/train_sft.py"
 _ACTOR: Final = "models/actor.py"
 _ROW: Final = f"{RELEASE} models/ring_attn_utils.py unpad_and_slice_tensor: all tokens of a microbatch are one row"
+_PAIRS: Final = "trainer/dpo_trainer.py, rm_trainer.py concatenated_inputs: chosen and rejected in one batch"
 _STEP: Final = f"{RELEASE} utils/deepspeed/deepspeed.py setup_distributed"
 _FORMATS: Final = ("bf16", "fp16")
 _FLASH: Final = "flash_attention_2"
@@ -52,8 +55,31 @@ _ROWS: Final = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """Defaults of a trainer's program: tokens of a sample, samples of a microbatch.
+
+    `cli`: its file; `pairs`: a sample is two sequences.
+    """
+
+    cli: str
+    length: int = 2048
+    micro: int = 8
+    pairs: bool = False
+
+
+_SFT: Final = Batches(_CLI)
+
+
 def read_sft(reader: Reader, draft: Draft) -> Reader:
     """Reads a recipe of the supervised trainer; returns the reader of DeepSpeed's configuration."""
+    strategy = read_zero_training(reader, draft, _SFT)
+    draft.default("training.loss", "flash_fp32", RELEASE, f"{_ACTOR} forward, models/utils.py log_probs_from_logits")
+    return strategy
+
+
+def read_zero_training(reader: Reader, draft: Draft, batches: Batches) -> Reader:
+    """Reads all but the loss of a training over DeepSpeed; returns the reader of DeepSpeed's configuration."""
     read_named_model(reader, draft, "model.model_name_or_path")
     read_machine(draft, None)
     packing = read_kernels(reader, draft)
@@ -62,13 +88,12 @@ def read_sft(reader: Reader, draft: Draft) -> Reader:
     if zero.shards is Shards.ZERO:
         shard_over_ranks(draft, whole=zero.is_whole)
     _read_method(reader, draft)
-    draft.default("training.loss", "flash_fp32", RELEASE, f"{_ACTOR} forward, models/utils.py log_probs_from_logits")
     checkpoints = reader.flag("model.gradient_checkpointing_enable")
     if checkpoints is not None:
         draft.put("training.recompute", checkpoints, "full" if checkpoints.value else "none")
     else:
-        draft.default("training.recompute", "none", RELEASE, _CLI)
-    _read_batches(reader, draft, packing)
+        draft.default("training.recompute", "none", RELEASE, batches.cli)
+    _read_batches(reader, draft, packing, batches)
     model = draft.answers.settings.get("model") or draft.values.get("model")
     if family_of(model) and not is_dense(model):
         draft.unmodelled_default("output_router_logits", "true", "the balancing loss is computed in any case, and not "
@@ -150,40 +175,46 @@ def _read_targets(draft: Draft, named: Taken[list[str]] | None) -> None:
                   f"modules with adapters: all linear layers of the family {family}")
 
 
-def said(draft: Draft, key: str, taken: Taken[Any] | None, default: Any) -> None:
-    """Writes what is said, or else the release's default."""
+def said(draft: Draft, key: str, taken: Taken[Any] | None, default: Any, source: str = _CLI) -> None:
+    """Writes what is said, or else the release's default, which stands in `source`."""
     if taken is not None:
         draft.put(key, taken)
     else:
-        draft.default(key, default, RELEASE, _CLI)
+        draft.default(key, default, RELEASE, source)
 
 
-def _read_batches(reader: Reader, draft: Draft, packing: Taken[bool] | None) -> None:
+def _read_batches(reader: Reader, draft: Draft, packing: Taken[bool] | None, batches: Batches) -> None:
     """Writes lengths and batches, see [Note: one row]."""
     limit, micro, whole = (reader.integer(f"{key}") for key in ("data.max_len", "train.micro_batch_size",
                                                                 "train.batch_size"))
-    answer, each = draft.answers.seq_len, micro.value if micro else 8
-    longest, sequences = answer.value if answer else limit.value if limit else 2048, whole.value if whole else 128
-    rows = each if packing is not None and packing.value else 1
+    answer, each = draft.answers.seq_len, micro.value if micro else batches.micro
+    is_packed = packing is not None and packing.value
+    longest = answer.value if answer else limit.value if limit else batches.length
+    samples = whole.value if whole else 128
+    rows = each * (1 + batches.pairs) if is_packed else 1
     if answer is not None:
         draft.answered("training.seq_len", answer, longest * rows)
         draft.idle(limit, f"{answer.where} says how long samples are")
     elif rows > 1:
-        draft.infer("training.seq_len", longest * rows, "max_len x micro_batch_size", limit, micro, source=_ROW)
+        draft.infer("training.seq_len", longest * rows, "max_len x sequences of a microbatch", limit, micro,
+                    source=_ROW, where=draft.path)
     else:
-        said(draft, "training.seq_len", limit, 2048)
-    if packing is None or not packing.value:
+        said(draft, "training.seq_len", limit, batches.length, batches.cli)
+    if not is_packed:
         draft.idle(packing, "the default")
-        said(draft, "training.micro_batch_size", micro, 8)
-        said(draft, "training.global_batch_size", whole, 128)
+        said(draft, "training.micro_batch_size", micro, batches.micro, batches.cli)
+        said(draft, "training.global_batch_size", whole, 128, batches.cli)
+        if batches.pairs:
+            double_batches(draft, draft.path, f"{RELEASE} {_PAIRS}")
         return
     draft.infer("training.lengths", "packed", "packing_samples", packing, source=_ROW)
-    draft.infer("training.packed_length", longest, "the longest sample of a row", limit, source=_ROW)
-    draft.infer("training.micro_batch_size", 1, "one row a microbatch", micro, source=_ROW)
-    if sequences % each:
+    draft.infer("training.packed_length", longest, "the longest sample of a row", None if answer else limit, packing,
+                source=_ROW)
+    draft.infer("training.micro_batch_size", 1, "one row a microbatch", micro, packing, source=_ROW)
+    if samples % each:
         draft.use(whole)
-        draft.fail(whole.where if whole else draft.path, f"train.batch_size {sequences} is no multiple of "
+        draft.fail(whole.where if whole else draft.path, f"train.batch_size {samples} is no multiple of "
                    f"micro_batch_size {each} ({_STEP})")
     else:
-        draft.infer("training.global_batch_size", sequences // each, "batch_size in rows of micro_batch_size samples",
-                    whole, micro, source=_STEP)
+        draft.infer("training.global_batch_size", samples // each, "batch_size in rows of micro_batch_size samples",
+                    whole, micro, packing, source=_STEP)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from simcore.operators.hf.chunked import LM_HEAD
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.accelerate import Launch
 from simcore.recipes.huggingface.attention import read_attention
@@ -22,7 +23,7 @@ _FILES: Final = ("revision", "code_revision", "cache_dir", "token", "local_files
 _OWN: Final = ("dtype", "torch_dtype", "attn_implementation", "trust_remote_code", "use_cache", "use_kernels",
                "experts_implementation", "device_map", "quantization_config", *_FILES)
 """Arguments of from_pretrained; others are fields of the configuration."""
-_LOSS: Final = "trainer/sft_trainer.py: nll makes no whole logits; the engine's cut stands for it"
+_LOSS: Final = "trainer/sft_trainer.py:1144: add_fused_lm_head scores the tokens whose labels count, by tiles"
 _WHOLE: Final = "trainer/sft_trainer.py compute_loss: the model's own, of whole logits"
 _ACCURACY: Final = ("whole logits are copied at the end of forward to count right tokens (v0.19.1 trainer/"
                     "sft_trainer.py:844), which is not part of the answer")
@@ -64,9 +65,9 @@ def read_loss(reader: Reader, draft: Draft, launch: Launch, release: Release) ->
     if kind is not None and kind.value not in ("nll", "chunked_nll", "dft" if launch.attention else ""):
         draft.refuse(kind, f"the loss {kind.value}")
     elif kind is not None and release.cuts_logits:
-        draft.put("training.loss", kind, "cut", _LOSS)
+        draft.put("training.loss", kind, LM_HEAD, _LOSS)
     elif release.cuts_logits:
-        draft.default("training.loss", "cut", release.name, _LOSS)
+        draft.default("training.loss", LM_HEAD, release.name, _LOSS)
     else:
         draft.use(kind, why="the model's own loss")
         draft.default("training.loss", "hf", release.name, _WHOLE)

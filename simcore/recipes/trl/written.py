@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from simcore.operators.hf.chunked import LM_HEAD
 from simcore.recipes.huggingface.modules import linears_of
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.huggingface.written import (
@@ -50,12 +51,12 @@ def write_trainer(outline: Outline, at: str = "") -> int:
         outline.put(f"{at}gradient_checkpointing", recompute == "full", "training.recompute")
     else:
         outline.refuse("training.recompute", "layers are recomputed as a whole or not at all")
-    if outline.value("training.loss") == "cut":
+    if outline.value("training.loss") == LM_HEAD:
         outline.put(f"{at}loss_type", "nll", "training.loss")
     else:
         outline.refuse("training.loss", "SFTTrainer makes no whole logits " + (
-            "(cut, which stands for it, is not yet served over a head that ranks share: --to axolotl makes them)"
-            if outline.value("mesh.tp") > 1 else "(cut stands for it)"))
+            "(fused_lm_head, which is not yet served over a head that ranks share: --to axolotl makes them)"
+            if outline.value("mesh.tp") > 1 else "(fused_lm_head is its loss)"))
     write_given(outline, f"{at}use_liger_kernel", "framework_options.use_liger_kernel")
     if (optimizer := optimizer_name(outline)) is not None:
         outline.put(f"{at}optim", optimizer, *(f"training.optimizer.{key}" for key in (

@@ -20,8 +20,13 @@ TRUTH: dict[str, Any] = json.loads(
     (ROOT / "tests/truth/trl_grpo/trl-1.16.0-torch-2.13.0.json").read_text(encoding="utf-8"))
 
 
-def recorded(case: dict[str, Any], *, no_grad: bool = False) -> tuple[RecordedLayer, RecordedLayer]:
-    """Head and loss of a case."""
+SFT: dict[str, Any] = json.loads(
+    (ROOT / "tests/truth/losses/sft-drawn-trl-1.16.0.json").read_text(encoding="utf-8"))
+
+
+def recorded(case: dict[str, Any], *, no_grad: bool = False, shared: bool = False,
+             sequences: int = 0) -> tuple[RecordedLayer, RecordedLayer]:
+    """Head and loss of a case; `shared`: of sequences that two ranks share."""
     graph = build(model_config("llama-tiny", {"vocab_size": case["vocab"], "hidden_size": case["hidden"],
                                               "tie_word_embeddings": case["tied"]}, "test"), "hf")
     head, loss = (graph.kinds[layer.kind] for layer in graph.layers[-2:])
@@ -33,7 +38,7 @@ def recorded(case: dict[str, Any], *, no_grad: bool = False) -> tuple[RecordedLa
         run = LayerWorkload(case["batch"], case["prompt"] + case["completion"],
                             "bf16" if case["mixed"] else case["dtype"], params, "fused_lm_head",
                             options=HfOptions(autocast=wide, hidden="fp32" if wide else ""),
-                            scored=case["completion"], no_grad=no_grad)
+                            scored=case["completion"], no_grad=no_grad, cp=1 + shared, sequences=sequences)
         found.append(hf.record(kind, run, slots, {}))
     return found[0], found[1]
 
@@ -54,3 +59,25 @@ def test_a_heads_events_are_those_of_trl(number: int) -> None:
     first = next(at for at, size in enumerate(rows) if size > 0)
     assert list(events(case, head.forward, head.after, loss.forward)) == rows[first:]
     assert list(events(case, loss.backward, head.backward)) == case["backward"]
+
+
+@pytest.mark.parametrize("number", range(len(SFT["losses"])))
+def test_the_head_of_supervised_training_is_the_same(number: int) -> None:
+    """As drawn: labels of all tokens or of the last ones, shifted before or not (truth/probe_trl_sft.py)."""
+    case = SFT["losses"][number]
+    scored = case["scored"] or case["seq"] - (not case["shared"])
+    asked = {**case, "prompt": case["seq"] - scored, "completion": scored}
+    head, loss = recorded(asked, shared=case["shared"])
+    rows = case["forward"]
+    first = next(at for at, size in enumerate(rows) if size > 0)
+    assert list(events(asked, head.forward, head.after, loss.forward)) == rows[first:]
+    assert list(events(asked, loss.backward, head.backward)) == case["backward"]
+
+
+def test_the_first_token_of_a_packed_sequence_is_nobodys_label() -> None:
+    case = {"batch": 1, "prompt": 0, "completion": 64, "vocab": 2000, "hidden": 64, "dtype": "bf16", "mixed": False,
+            "lora": False, "tied": False}
+    heads = [recorded(case, sequences=count)[0] for count in (0, 1, 4)]
+    rows = [max(row[3] for row in head.forward.rows if row[0] == Op.ALLOC and row[3] < 64 * 64 * 2 + 1)
+            for head in heads]
+    assert rows == [2 * 64 * count for count in (63, 63, 60)]

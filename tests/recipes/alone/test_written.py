@@ -49,7 +49,7 @@ num_machines: 2  # beside it machine_rank of each, and main_process_ip of the fi
 
 
 def test_ranks_that_share_a_sequence_are_written_and_read_back() -> None:
-    text = written("trainer-fsdp2", "accelerate", mesh={"dp_shard": 2, "cp": 4}, training__loss="cut",
+    text = written("trainer-fsdp2", "accelerate", mesh={"dp_shard": 2, "cp": 4}, training__loss="fused_lm_head",
                    training__seq_len=4096).text
     assert "dp_shard_size: 2\n  parallelism_config_cp_size: 4\nmixed_precision: bf16\nnum_processes: 8\n" in text
 

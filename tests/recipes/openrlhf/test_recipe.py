@@ -172,8 +172,6 @@ def test_without_packs_rows_are_padded_and_without_the_switch_attention_is_eager
 
 
 @pytest.mark.parametrize(("text", "told"), [
-    (NEWER.replace("train_sft", "train_dpo"), "train_dpo: DPO by OpenRLHF"),
-    (NEWER.replace("train_sft", "train_rm"), "a reward model by OpenRLHF"),
     (OLD.replace("train_sft", "train_ppo"), "train_ppo: a trainer of OpenRLHF"),
     (OLD.replace("train_sft", "train_kd"), "distillation by OpenRLHF")])
 def test_other_trainers_are_refused_by_name(tmp_path: Path, text: str, told: str) -> None:

@@ -45,7 +45,7 @@ def test_what_starts_it_or_its_folder_tells_the_training() -> None:
         Path(f"run{number}.sh").write_text(f"{command} plain.yaml\n", encoding="utf-8")
         found = import_recipe([f"run{number}.sh", "plain.yaml"], Answers.of_options(8, None, "dgx-h100"))
         losses.append(found.values["training"]["loss"])
-    assert losses == ["cut", *["preference_fused"] * 3]
+    assert losses == ["fused_lm_head", *["preference_fused"] * 3]
     Path("orpo").mkdir()
     Path("orpo/config.yaml").write_text("model_name_or_path: llama-3.2-1b\nbeta: 0.1\n", encoding="utf-8")
     with pytest.raises(RankscopeError, match="trl orpo"):

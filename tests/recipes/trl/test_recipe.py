@@ -293,7 +293,7 @@ def test_an_older_recipe_has_the_defaults_of_its_release() -> None:
     first, second = imported(newer), imported(older)
     second.expect_complete()
     assert [one.values["training"]["recompute"] for one in (first, second)] == ["full", "none"]
-    assert [one.values["training"]["loss"] for one in (first, second)] == ["cut", "hf"]
+    assert [one.values["training"]["loss"] for one in (first, second)] == ["fused_lm_head", "hf"]
     assert [one.values["training"]["optimizer"]["implementation"] for one in (first, second)] == ["fused", "foreach"]
     assert first.values["training"]["seq_len"] == second.values["training"]["seq_len"] == 512
     assert {one.key for one in second.left if "TRL 0.19.1" in one.why and one.kind == "not modelled"} >= {
@@ -315,7 +315,7 @@ def test_names_of_transformers_4_alone_are_of_a_release_that_recomputes() -> Non
     middle = imported({**RECIPE, "max_length": 512, "warmup_ratio": 0.03})
     middle.expect_complete()
     assert [one.values["training"]["recompute"] for one in (newer, middle)] == ["full", "full"]
-    assert [one.values["training"]["loss"] for one in (newer, middle)] == ["cut", "hf"]
+    assert [one.values["training"]["loss"] for one in (newer, middle)] == ["fused_lm_head", "hf"]
     assert "warmup_ratio" in {one.key for one in middle.left if "TRL 0.24.0" in one.why}
     assert "torchdynamo: layers by torch.compile, backend inductor" in refusal({**RECIPE, "torchdynamo": "inductor"})
     assert "batches without padding of TRL 0.24.0" in refusal({**RECIPE, "warmup_ratio": 0.1, "padding_free": True})

@@ -6,10 +6,11 @@ from typing import Final
 
 from simcore.frameworks.deepspeed.experts.layers import LAYERS
 from simcore.frameworks.deepspeed.modules.units import Call, Calls
-from simcore.models.blocks import Attention, GatedDeltaNet, LatentAttention
+from simcore.models.blocks import Attention, GatedDeltaNet, Head, LatentAttention, LayerKind
+from simcore.operators.hf.chunked import LM_HEAD
 from simcore.placement.plan import Plan
 
-__all__ = ["adapters_around", "inner_model", "outer_model", "rotary_calls"]
+__all__ = ["adapters_around", "inner_model", "is_read_alone", "outer_model", "rotary_calls"]
 
 _MODEL: Final = Call(is_model=True)
 _ASKS_EMBEDDING: Final = ("llama4_text",)
@@ -28,7 +29,16 @@ def adapters_around(plan: Plan) -> Calls:
 def outer_model(plan: Plan) -> Call:
     """Returns the call of the model that holds the head."""
     reads_head = LAYERS[plan.graph.implementation].reads_head or plan.graph.architecture.family in _ASKS_HEAD
-    return Call(is_model=True, reads="head" if reads_head else "")
+    return Call(is_model=True, reads="head" if reads_head or is_read_alone(plan) else "")
+
+
+def is_read_alone(plan: Plan, kind: LayerKind | None = None) -> bool:
+    """Returns True if the model reads the head's weight itself, so that no head is called.
+
+    `kind`: of the layer that is asked about, False for all but the head. TRL 1.16.0 `trainer/utils.py`
+    add_fused_lm_head; [Note: a head that the model reads] in `simcore/frameworks/deepspeed/prefetch_trace.py`.
+    """
+    return plan.framework.loss == LM_HEAD and (kind is None or isinstance(kind.block, Head))
 
 
 def inner_model(plan: Plan) -> Call:

@@ -34,6 +34,7 @@ from simcore.frameworks.deepspeed.modules.block_order import (
 from simcore.frameworks.deepspeed.modules.models import (
     adapters_around,
     inner_model,
+    is_read_alone,
     outer_model,
     rotary_calls,
 )
@@ -91,7 +92,7 @@ def _forward_of(plan: Plan, layer: int) -> tuple[Call, ...]:
     if isinstance(kind.block, VisionPart):
         return tower_calls(plan, layer)
     if kind.block is not None:
-        return (Call(everything, everything),) if everything else ()
+        return (Call(everything, everything),) if everything and not is_read_alone(plan, kind) else ()
     return tuple(around(_whole(plan, layer), [call for part in _parts(plan, layer) for call in part.forward()]))
 
 
@@ -119,7 +120,7 @@ def backward_calls(plan: Plan, layer: int) -> tuple[Calls, Calls]:
             return [], [*behind, *own] if asks_inputs(plan, layer + 1) else []
         inner = [inner_model(plan)] * (1 + plan.graph.architecture.has_tower)
         outer = [*adapters_around(plan), outer_model(plan)] if isinstance(kind.block, Head) else inner
-        return [], [*outer, *own] if own else own
+        return [], [*outer, *own] if own or is_read_alone(plan, kind) else own
     before, after = _backward_of(plan, _first_alike(plan, layer), has_input_grad=asks_inputs(plan, layer))
     return list(before), list(after)
 
@@ -368,7 +369,9 @@ def readiness(plan: Plan, layer: int, *, weight_first: bool = False) -> Sequence
     A linear's bias comes before its weight; with `weight_first`, for ZeRO-3's own linear (0.19.6
     `runtime/zero/linear.py`), after it. AutoTP's linears, whose bias is a sum, are not ZeRO-3's own.
     """
-    placed = plan.of_layer(layer)
+    placed, kind = plan.of_layer(layer), plan.graph.kinds[plan.graph.layers[layer].kind]
+    if is_read_alone(plan, kind):
+        return [(number, 0) for number, one in enumerate(placed) if one.trainable]
     refs = (ref for call in reversed(forward_calls(plan, layer)) for ref in (*call.ready, *(
         call.needed if weight_first and not _is_autotps(plan, placed, call) else call.needed[::-1])))
     return list(dict.fromkeys(ref for ref in refs if placed[ref[0]].trainable))

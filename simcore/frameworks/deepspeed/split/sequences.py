@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from simcore.models.blocks import Attention, Mlp, Moe
+from simcore.operators.hf.chunked import LM_HEAD
 from simcore.placement.job import Draft, Job
 
 __all__ = ["FORMATS", "FORMAT_OPTION", "axis_of_shards", "check_shared", "shared_format"]
@@ -68,7 +69,7 @@ def check_shared(job: Job, options: Mapping[str, Any]) -> None:
                               f"{ranks} or vice versa", f"{_CLASS} UlyssesSPAttentionHF")
     if scenario.training.lengths == "packed":
         raise job.not_yet("training.lengths", "packs that ranks share under DeepSpeed")
-    job.one_of("training.loss", scenario.training.loss, ("auto", "hf", "hf_keep_logits", "cut", "liger"))
+    job.one_of("training.loss", scenario.training.loss, ("auto", "hf", "hf_keep_logits", "cut", "liger", LM_HEAD))
     if scenario.training.seq_len % ranks:
         raise job.illegal("training.seq_len", f"batch's seqlen={scenario.training.seq_len} isn't divisible by "
                           f"sp-size={ranks}", f"{_CLASS} UlyssesSPDataLoaderAdapter")

@@ -16,6 +16,7 @@ from simcore.frameworks.common import kernels
 from simcore.frameworks.fsdp2.split.ulysses import check_split
 from simcore.models.blocks import Attention, Mlp, Moe
 from simcore.models.graph import ModelGraph
+from simcore.operators.hf.chunked import LM_HEAD
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.shared.aten import WIDEST
 from simcore.placement.job import Draft, Job
@@ -24,7 +25,7 @@ __all__ = ["check_context", "ringed", "shares_sequences"]
 
 _HOOKS: Final = "accelerate 1.15.0 big_modeling.py _attach_context_parallel_hooks"
 _TRAINER: Final = "transformers 5.23 trainer.py _prepare_context_parallel_inputs"
-_LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut")
+_LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", LM_HEAD)
 
 
 def check_context(job: Job, options: Mapping[str, Any]) -> None:
