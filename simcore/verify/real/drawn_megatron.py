@@ -25,7 +25,6 @@ import torch.distributed as dist  # noqa: E402
 from megatron.bridge import AutoBridge  # noqa: E402
 from megatron.bridge.models.gpt_provider import GPTModelProvider  # noqa: E402
 from megatron.bridge.models.model_provider import ModelType, _create_model  # noqa: E402
-from megatron.bridge.models.qwen.qwen_provider import Qwen3NextModelProvider  # noqa: E402
 from megatron.bridge.peft.lora import LoRA  # noqa: E402
 from megatron.core import parallel_state as ps  # noqa: E402
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig  # noqa: E402
@@ -74,6 +73,8 @@ def unbridged(f: dict[str, Any]) -> GPTModelProvider:
 
 def of_qwen35(f: dict[str, Any]) -> GPTModelProvider:
     """The language model of Qwen3.5, dense or with experts."""
+    from megatron.bridge.models.qwen.qwen_provider import Qwen3NextModelProvider  # gone from Bridge's main
+
     names = ("linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim", "linear_num_key_heads",
              "linear_num_value_heads")
     given: dict[str, Any] = {name: f[name] for name in names} | {
