@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 from simcore.frameworks.common.te_offload import OPTIONS as OFFLOAD_OPTIONS
 from simcore.frameworks.megatron.cuda_graphs import OPTIONS as GRAPH_OPTIONS
 from simcore.frameworks.megatron.experts.stash import STASH_OPTIONS, stash_options
-from simcore.frameworks.megatron.families.exaone import has_core_attention
+from simcore.frameworks.megatron.families.exaone import accumulates_in_product, has_core_attention
 from simcore.frameworks.megatron.fp8 import OPTIONS as FP8_OPTIONS
 from simcore.frameworks.megatron.pipeline_layout import OPTION as LAYOUT
 from simcore.frameworks.megatron.rules import rank_numel
@@ -194,7 +194,7 @@ def _core_options(job: Draft, options: dict[str, object], made: dict[str, Any]) 
         **made, attention_backend=backend, cp_comm_type=cast(ContextParallelComm, exchange),
         hierarchical_context_parallel_sizes=_exchange_sizes(job, options, exchange),
         sends_output_again=not version_of(job).startswith("main"),  # TE 2.8 context_parallel.py:2020, 2.18: 2407
-        gradient_accumulation_fusion=options.get("gradient_accumulation_fusion") is not False,
+        gradient_accumulation_fusion=accumulates_in_product(job, options),
         moe_permute_fusion=not job.has_experts or options.get("moe_permute_fusion") is not False,
         use_fused_weighted_squared_relu=(not _squares(job)
                                          or options.get("use_fused_weighted_squared_relu") is not False),
@@ -316,9 +316,12 @@ def _stores_in_8_bits(job: Draft, *, fused: bool) -> bool:
 def _rotation(job: Draft, options: dict[str, object]) -> bool | None:
     """Tells whether rotary embeddings are one kernel; None: the default of the dense attention's provider, one kernel.
 
-    Providers of latent attention default to separate kernels.
+    Providers of latent attention default to separate kernels, and so do those of EXAONE.
     """
     latent = any(isinstance(b.block, LatentAttention) for kind in job.graph.kinds for b in kind.branches)
-    if not latent and "apply_rope_fusion" not in options:
+    apart = job.graph.architecture.family.startswith("exaone")
+    if not latent and not apart and "apply_rope_fusion" not in options:
         return None
-    return job.flag(options, "apply_rope_fusion", "Bridge 0.3.1 models/deepseek/deepseek_v3_bridge.py", default=False)
+    return job.flag(options, "apply_rope_fusion", "Megatron-LM d98e8a64 core/transformer/transformer_config.py:513; "
+                    "Bridge 067f987d models/exaone/" if apart else
+                    "Bridge 0.3.1 models/deepseek/deepseek_v3_bridge.py", default=False)

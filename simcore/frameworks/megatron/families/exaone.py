@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from simcore.models.blocks import Attention
-from simcore.placement.job import Job
+from simcore.placement.job import Draft, Job
 
-__all__ = ["check_exaone", "has_core_attention"]
+__all__ = ["accumulates_in_product", "check_exaone", "has_core_attention"]
 
 
 def has_core_attention(job: Job, options: Mapping[str, object]) -> bool:
@@ -24,8 +24,21 @@ def has_core_attention(job: Job, options: Mapping[str, object]) -> bool:
     return options.get("transformer_impl") == "local" or job.graph.architecture.family == "exaone4"
 
 
-def check_exaone(job: Job) -> None:
-    """Raises IllegalLayout for EXAONE before Bridge has it, and for windows of EXAONE 4, which Bridge leaves out."""
+def accumulates_in_product(job: Draft, options: Mapping[str, object]) -> bool:
+    """True if weight gradients are added to main gradients inside the product's kernel: K-EXAONE's default is not."""
+    if job.graph.architecture.family != "exaone_moe":
+        return options.get("gradient_accumulation_fusion") is not False
+    return job.flag(options, "gradient_accumulation_fusion", "Bridge 067f987d models/exaone/exaone_moe/"
+                    "exaone_moe_provider.py:237", default=False)
+
+
+def check_exaone(job: Job, *, chunks: int) -> None:
+    """Raises IllegalLayout for what Bridge does not do with EXAONE.
+
+    Releases before it was there; windows of EXAONE 4, which Bridge leaves out; virtual stages of K-EXAONE, whose
+    specification of layers takes what it is given by any name, so that Bridge gives it no virtual stage. `chunks`: of
+    the model that a rank has.
+    """
     family = job.graph.architecture.family
     if not family.startswith("exaone"):
         return
@@ -37,3 +50,8 @@ def check_exaone(job: Job) -> None:
         raise job.illegal("model", "32B model introduces hybrid attention (LLLG pattern), a future extension: Bridge "
                           "has no window in layers of EXAONE 4, and rotates in all",
                           "Bridge 067f987d models/exaone/exaone4/exaone4_bridge.py:77")
+    if family == "exaone_moe" and chunks > 1:
+        raise job.illegal("training.pipeline.virtual_stages", "vp_stage must be provided if virtual pipeline model "
+                          "parallel size is set", "Bridge 067f987d models/gpt_provider.py, provide: a specification "
+                          "that does not name vp_stage (exaone_moe_provider.py:148) gets none; Megatron-LM d98e8a64 "
+                          "core/transformer/transformer_layer.py:125")
