@@ -6,7 +6,8 @@ The cases of placement/drawn-megatron-main-2026-08-22.json:
     PYTHONPATH=MEGATRON:BRIDGE/src python tests/truth/draw_megatron_main.py --measure      # writes the file
 
 MEGATRON, BRIDGE: Megatron-LM d98e8a64 and Megatron-Bridge 067f987d. The first 48 were looked at
-blind: one was placed though Bridge refuses it. The others were drawn, by another seed, after that was mended.
+blind: one was placed though Bridge refuses it. The others were drawn, by another seed, after that was mended: two were
+wrong, a pattern of adapters that hits a norm inside a linear, and the groups of experts of main where etp is not tp.
 """
 
 from __future__ import annotations
