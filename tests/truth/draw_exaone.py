@@ -12,7 +12,7 @@ import random
 import draw_fsdp2 as plain
 from drawing import print_cases
 
-COUNT, SEED = 44, 520431
+COUNT, SEED = 42, 520431
 WHOLE, SLIDING = "full_attention", "sliding_attention"
 
 

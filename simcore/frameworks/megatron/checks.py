@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from simcore.frameworks.megatron.families.exaone import check_exaone
-from simcore.frameworks.megatron.stages import schedule
 from simcore.inputs.optimizers import optimizers_of
 from simcore.models.blocks import Attention, Embedding, GatedDeltaNet, LatentAttention, Mamba2, Mixer, Mlp, Moe, Mtp
 from simcore.models.network import Edge
@@ -105,7 +103,6 @@ def check_attention(job: Job, options: dict[str, object]) -> None:
     TransformerEngine 2.18 `pytorch/attention/dot_product_attention/utils.py`, get_attention_backend, and
     `context_parallel.py`.
     """
-    check_exaone(job, chunks=schedule(job, options).num_chunks)
     cp, exchange = job.mesh.cp, str(options.get("cp_comm_type", "p2p"))
     blocks = [branch.block for kind in job.graph.kinds for branch in kind.branches]
     for block in blocks:

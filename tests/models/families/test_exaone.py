@@ -100,7 +100,7 @@ def test_megatron_runs_both() -> None:
     ({"mesh": {"dp_shard": 2, "pp": 2}, "config": "k-exaone-236b-a23b", "virtual_stages": 2}, "vp_stage must be")])
 def test_megatron_refuses_what_bridge_does_not_do(asked: dict[str, Any], message: str) -> None:
     mesh, stages = asked.pop("mesh", {"dp_shard": 2}), asked.pop("virtual_stages", 0)
-    more = {"pipeline": {"virtual_stages": stages}, "global_batch_size": 8} if stages else {}
+    more: dict[str, Any] = {"pipeline": {"virtual_stages": stages}, "global_batch_size": 8} if stages else {}
     report = ran(mesh, **asked, **more)
     assert report.status == "illegal"
     assert report.problems[0].message.startswith(message)
