@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import pytest
@@ -25,12 +25,14 @@ FILES = {"automodel": "placement/drawn-automodel-0.7.0.json",
          "automodel_tp": "placement/drawn-automodel-tp-0.7.0.json",
          "megatron": "placement/drawn-megatron-core-0.16.1.json",
          "megatron_delta": "placement/drawn-megatron-delta-core-0.16.1.json",
+         "megatron_main": "placement/drawn-megatron-main-2026-08-22.json",
          "megatron_mtp": "placement/drawn-megatron-mtp-core-0.16.1.json"}
 SCENARIOS: dict[str, Callable[[dict[str, Any]], Scenario]] = {
     "automodel": truth_cases.automodel, "automodel_hf": truth_cases.automodel,
     "automodel_hf_cut": truth_cases.automodel,
     "automodel_oss": truth_cases.automodel, "automodel_tp": truth_cases.automodel, "megatron": truth_cases.megatron,
-    "megatron_delta": truth_cases.megatron, "megatron_mtp": truth_cases.megatron}
+    "megatron_delta": truth_cases.megatron, "megatron_mtp": truth_cases.megatron,
+    "megatron_main": partial(truth_cases.megatron, version="main 2026-08-22")}
 TALLIES = {
     "automodel": {"exact": 76, "refused by both": 56, "not yet": 8},
     "automodel_hf": {"exact": 32, "refused by both": 5, "refused, though it builds": 3},
@@ -39,6 +41,7 @@ TALLIES = {
     "automodel_tp": {"exact": 36, "refused by both": 11, "not yet": 9},
     "megatron": {"exact": 103, "refused by both": 46, "refused, though it builds": 1},
     "megatron_delta": {"exact": 30, "refused by both": 13, "refused, though it builds": 1},
+    "megatron_main": {"exact": 47, "refused by both": 31, "not yet": 7, "refused, though it builds": 3},
     "megatron_mtp": {"exact": 26, "refused by both": 14, "not yet": 4},
 }
 """Outcomes of the rows, all that there are. Three of Granite have heads of 25 elements: transformers builds the model,

@@ -14,7 +14,7 @@ __all__ = ["code_type", "family_of", "known_families", "known_type"]
 _MODULES: Final = {
     "arcee": "llama", "bailing_moe": "bailing", "bamba": "bamba", "cohere2": "mistral", "deepseek_v2": "deepseek",
     "deepseek_v3": "deepseek", "deepseek_v32": "deepseek", "deepseek_v4": "deepseek", "ernie4_5": "llama",
-    "falcon_h1": "bamba",
+    "exaone4": "windowed.exaone", "exaone_moe": "windowed.exaone", "falcon_h1": "bamba",
     "gemma": "gemma.earlier", "gemma2": "gemma.earlier", "gemma3_text": "gemma.earlier", "gemma4_text": "gemma.gemma4",
     "gemma4_unified_text": "gemma.gemma4", "glm": "glm", "glm4": "glm", "glm4_moe": "glm", "glm4_moe_lite": "glm",
     "glm_moe_dsa": "glm", "gpt2": "gpt2", "gpt_oss": "gpt_oss", "granite": "llama",

@@ -14,7 +14,8 @@ from simcore.operators.automodel.tensors import moves_stem
 __all__ = ["BY_TRANSFORMERS", "REGISTERED", "has_mixer", "implementation_of", "trains_stem"]
 
 _NOT_REGISTERED: Final = (
-    "arcee", "cohere2", "ernie4_5", "falcon_h1", "gemma", "gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_text",
+    "arcee", "cohere2", "ernie4_5", "exaone4", "exaone_moe", "falcon_h1", "gemma", "gemma2", "gemma3", "gemma3_text",
+    "gemma4", "gemma4_text",
     "gemma4_unified_text", "glm", "glm4", "granite", "hunyuan_v1_dense", "mistral", "mistral3", "mixtral", "nemotron",
     "olmo2", "olmo3", "phi", "phi3", "qwen2_5_vl", "qwen3_vl", "seed_oss", "starcoder2")
 """Families without own code, and Qwen 3 VL and Gemma 4 without experts, whose classes run transformers' layers without

@@ -5,6 +5,7 @@ from __future__ import annotations
 from simcore.frameworks.megatron.cuda_graphs import assumptions as graph_assumptions
 from simcore.frameworks.megatron.cuda_graphs import graphs_of, pool_bytes
 from simcore.frameworks.megatron.experts.stash import stash_assumptions
+from simcore.frameworks.megatron.families.exaone import has_core_attention
 from simcore.frameworks.megatron.fp8 import Fp8
 from simcore.frameworks.megatron.options import VERSIONS, fuses_experts, version_of
 from simcore.frameworks.megatron.precision import Formats
@@ -87,7 +88,7 @@ def libraries_of(job: Draft, options: dict[str, object], fp8: Fp8 | None) -> Ker
         date="2026-08" if version_of(job).startswith("main") else "2026-01", te_linears=job.has_experts or not local,
         te_grouped=not local and (not job.has_experts or options.get("moe_grouped_gemm") is not False),
         te_overlap=options.get("tp_comm_overlap") is True, core_buffers=True,
-        core_attention=local,
+        core_attention=has_core_attention(job, options),
         user_buffer_bytes=user_buffer_bytes(fp8) if options.get("tp_comm_overlap") else 0,
         dispatcher=str(options.get("moe_flex_dispatcher_backend", "deepep")) if flex else "nccl",
         attention="attention", module_calls=True, launches_each=not fuses_experts(job, options),

@@ -85,7 +85,9 @@ def _check_targets(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraCho
         found = path.split(".")
         for i in range(1, len(found) + 1):
             module = ".".join(found[:i])
-            if module.removeprefix(at) in adaptable:
+            if module.removeprefix(at) in adaptable:  # a norm behind it is a module inside (te_layers.py), and is asked
+                if path.endswith(".post_layernorm"):
+                    continue
                 break
             for pattern in lora.target_modules:
                 if _hit(pattern, found[i - 1], module):

@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 from simcore.frameworks.common.te_offload import OPTIONS as OFFLOAD_OPTIONS
 from simcore.frameworks.megatron.cuda_graphs import OPTIONS as GRAPH_OPTIONS
 from simcore.frameworks.megatron.experts.stash import STASH_OPTIONS, stash_options
+from simcore.frameworks.megatron.families.exaone import accumulates_in_product, has_core_attention
 from simcore.frameworks.megatron.fp8 import OPTIONS as FP8_OPTIONS
 from simcore.frameworks.megatron.pipeline_layout import OPTION as LAYOUT
 from simcore.frameworks.megatron.rules import rank_numel
@@ -152,7 +153,9 @@ def _attention(job: Draft, options: dict[str, object]) -> AttentionBackend:
     FusedAttention for determinism reasons on Blackwell"), and then flash is left.
     """
     given = str(options.get("attention_backend", "auto"))
-    if options.get("transformer_impl") == "local" or given == "local":
+    if job.graph.architecture.family == "exaone4":
+        job.refuse_idle(options, "attention_backend", "in EXAONE 4, whose attention is core's own")
+    if has_core_attention(job, options) or given == "local":
         return "unfused"
     if not any(isinstance(b.block, Attention | LatentAttention) for kind in job.graph.kinds for b in kind.branches):
         return "fused"
@@ -166,7 +169,7 @@ def _attention(job: Draft, options: dict[str, object]) -> AttentionBackend:
 
 def _refuse_packed(job: Job, options: dict[str, object]) -> None:
     """Core's own attention knows no packs; TransformerEngine's, not fused, does."""
-    if "local" in (options.get("transformer_impl"), options.get("attention_backend")):
+    if has_core_attention(job, options) or options.get("attention_backend") == "local":
         raise job.illegal("training.lengths", "Packed sequence is not supported by DotProductAttention",
                           "core 0.16.1 transformer/dot_product_attention.py:153")
     raise job.not_yet("training.lengths", "packed sequences with attention that is not fused")
@@ -191,11 +194,11 @@ def _core_options(job: Draft, options: dict[str, object], made: dict[str, Any]) 
         **made, attention_backend=backend, cp_comm_type=cast(ContextParallelComm, exchange),
         hierarchical_context_parallel_sizes=_exchange_sizes(job, options, exchange),
         sends_output_again=not version_of(job).startswith("main"),  # TE 2.8 context_parallel.py:2020, 2.18: 2407
-        gradient_accumulation_fusion=options.get("gradient_accumulation_fusion") is not False,
+        gradient_accumulation_fusion=accumulates_in_product(job, options),
         moe_permute_fusion=not job.has_experts or options.get("moe_permute_fusion") is not False,
         use_fused_weighted_squared_relu=(not _squares(job)
                                          or options.get("use_fused_weighted_squared_relu") is not False),
-        core_attention=options.get("transformer_impl") == "local",
+        core_attention=has_core_attention(job, options),
         masked_softmax_fusion=backend != "unfused" or options.get("masked_softmax_fusion") is not False,
         create_attention_mask=bool(options.get("create_attention_mask")),
         deterministic_mode=bool(options.get("deterministic_mode")),
@@ -253,10 +256,10 @@ def _check_heads(job: Draft, ranks: int) -> None:
 def _layer_options(job: Draft, options: dict[str, object]) -> dict[str, Any]:
     """Options, by field, that Bridge's providers of single families set, or leave as core has them."""
     family, made = job.graph.architecture.family, dict[str, Any]()
-    apart = family.startswith(("qwen", "gemma", "olmoe"))
+    apart = family.startswith(("qwen", "gemma", "olmoe", "exaone"))
     if apart or "bias_activation_fusion" in options:
         fused = job.flag(options, "bias_activation_fusion", "core 0.16.1 transformer_config.py:354; Bridge 0.3.1 "
-                         "models/qwen/, gemma/ and olmoe/ set none", default=not apart)
+                         "models/qwen/, gemma/ and olmoe/ set none; Bridge 067f987d models/exaone/", default=not apart)
         if fused and family.startswith("gemma"):
             raise job.illegal("framework_options.bias_activation_fusion", "When bias_activation_fusion is True, "
                               "activation function should be either gelu, swiglu, or quick_geglu (fast_gelu here)",
@@ -313,9 +316,12 @@ def _stores_in_8_bits(job: Draft, *, fused: bool) -> bool:
 def _rotation(job: Draft, options: dict[str, object]) -> bool | None:
     """Tells whether rotary embeddings are one kernel; None: the default of the dense attention's provider, one kernel.
 
-    Providers of latent attention default to separate kernels.
+    Providers of latent attention default to separate kernels, and so do those of EXAONE.
     """
     latent = any(isinstance(b.block, LatentAttention) for kind in job.graph.kinds for b in kind.branches)
-    if not latent and "apply_rope_fusion" not in options:
+    apart = job.graph.architecture.family.startswith("exaone")
+    if not latent and not apart and "apply_rope_fusion" not in options:
         return None
-    return job.flag(options, "apply_rope_fusion", "Bridge 0.3.1 models/deepseek/deepseek_v3_bridge.py", default=False)
+    return job.flag(options, "apply_rope_fusion", "Megatron-LM d98e8a64 core/transformer/transformer_config.py:513; "
+                    "Bridge 067f987d models/exaone/" if apart else
+                    "Bridge 0.3.1 models/deepseek/deepseek_v3_bridge.py", default=False)

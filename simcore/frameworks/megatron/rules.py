@@ -27,7 +27,10 @@ ETP_DIMS = ("expert_ffn", "etp_rank", "etp_in", "etp_out")
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Settings that policies depend on, apart from the tensor. `axes`: see `shard_axes`; `splits_experts`: ep > 1."""
+    """Settings that policies depend on, apart from the tensor.
+
+    `axes`: see `shard_axes`; `splits_experts`: experts have groups of their own.
+    """
 
     made: Formats
     compute: str
@@ -44,7 +47,17 @@ def rules(job: Job, made: Formats) -> tuple[Rule, ...]:
     """
     optimizer = job.scenario.training.optimizer
     momentum = optimizer.momentum != 0
-    return _rules(job.graph, _Choice(made, job.compute, shard_axes(job), job.mesh.ep > 1, optimizer.name, momentum))
+    return _rules(job.graph, _Choice(made, job.compute, shard_axes(job), _splits_experts(job), optimizer.name,
+                                     momentum))
+
+
+def _splits_experts(job: Job) -> bool:
+    """True under expert parallelism, and on main where ranks cut experts' matrices otherwise than dense ones.
+
+    Core 0.16.1 extensions/transformer_engine.py:1506; Megatron-LM d98e8a64 extensions/transformer_engine.py:2439.
+    """
+    is_main = job.scenario.framework_version.startswith("main")
+    return job.mesh.ep > 1 or (is_main and job.mesh.etp != job.mesh.tp)
 
 
 @lru_cache(maxsize=256)
@@ -82,10 +95,7 @@ def _same(key: _Key) -> Matches:
 
 
 def _is_expert(spec: TensorSpec, choice: _Choice) -> bool:
-    """Experts have buffers of their own only under expert parallelism, those of multi-token prediction with them.
-
-    Core 0.16.1 extensions/transformer_engine.py: `param.allreduce = not (is_expert and expert_parallel)`.
-    """
+    """Experts may have buffers of their own (`_splits_experts`), those of multi-token prediction with them."""
     return choice.splits_experts and (spec.copies > 1 or spec.component in ("routed_experts", "expert_adapters"))
 
 

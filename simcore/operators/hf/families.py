@@ -99,14 +99,10 @@ def _attention_of_gemma4(tape: Tape, run: LayerWorkload, branch: Branch, inputs:
     return decoders.gemma4_attention(tape, run, branch, inputs, core), held
 
 
-def _attention_of_olmo2(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+def _attention_of_olmo2(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs,
+                        *norm: Norm) -> tuple[Tensor, object]:
     held: list[Tensor] = []
-    return decoders.olmo2_attention(tape, run, branch, inputs, _eager(tape, run, branch, inputs, held)), held
-
-
-def _attention_of_olmoe(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
-    held: list[Tensor] = []
-    return decoders.olmo2_attention(tape, run, branch, inputs, _eager(tape, run, branch, inputs, held), _norm), held
+    return decoders.olmo2_attention(tape, run, branch, inputs, _eager(tape, run, branch, inputs, held), *norm), held
 
 
 def _attention_of_minimax_m2(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
@@ -124,10 +120,14 @@ def _attention_of_phi(tape: Tape, run: LayerWorkload, branch: Branch, inputs: In
     return out, held
 
 
-def _attention_of_hunyuan(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
-    held: list[Tensor] = []
-    return layers.attention(tape, run, branch, inputs, core=_eager(tape, run, branch, inputs, held),
-                            late_norm=_norm), held
+def _norming(*, late: bool) -> BranchFunction:
+    """Attention of Llama with norms of heads behind all three products, or, `late`, behind the rotation."""
+    def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+        held: list[Tensor] = []
+        core, norms = _eager(tape, run, branch, inputs, held), (None, _norm) if late else (_norm, None)
+        return layers.attention(tape, run, branch, inputs, core=core, head_norm=norms[0], late_norm=norms[1]), held
+
+    return attention
 
 
 def _turning_by(turn_both: layers.RotateBoth, *, joins: bool = False) -> BranchFunction:
@@ -310,6 +310,7 @@ FAMILIES: Final = {
     "cohere2": Family(norm=decoders.cohere2_norm, attention=_turning_by(decoders.cohere2_rotate), masks=2),
     "deepseek_v2": Family(moe=_moe_of_deepseek_v2, complex_tables=True),
     "ernie4_5": Family(attention=_turning_by(decoders.ernie_rotate), wide_tables=True),
+    **dict.fromkeys(("exaone4", "exaone_moe"), Family(attention=_norming(late=False), masks=2)),
     "falcon_h1": Family(attention=_attention_with_factors, mlp=_mlp_with_factors, mamba=_mamba_with_factors,
                         scales_behind=True),
     "gemma": Family(norm=rms_norm_from_zero),
@@ -323,7 +324,7 @@ FAMILIES: Final = {
                       masks=2),
     "granite": Family(scales_behind=True),
     "granitemoehybrid": Family(mlp=_shared_mlp, moe=_moe_beside_mlp, passes_positions=False, scales_behind=True),
-    "hunyuan_v1_dense": Family(attention=_attention_of_hunyuan),
+    "hunyuan_v1_dense": Family(attention=_norming(late=True)),
     "llama4_text": Family(norm=llama4_attention.rms_norm, attention=_attention_of_llama4, moe=_moe_of_llama4,
                           complex_tables=True, holds_mixed=True),
     "mamba2": Family(has_positions=False),
@@ -335,7 +336,7 @@ FAMILIES: Final = {
     "nemotron": Family(attention=_turning_by(decoders.nemotron_rotate, joins=True)),
     "olmo3": Family(norm=rms_norm_in_fp32, attention=_attention_of_olmo2, wide_tables=True, masks=2),
     "olmo2": Family(norm=rms_norm_in_fp32, attention=_attention_of_olmo2, wide_tables=True),
-    "olmoe": Family(attention=_attention_of_olmoe),
+    "olmoe": Family(attention=lambda *given: _attention_of_olmo2(*given, _norm)),
     "phi": Family(attention=_attention_of_phi, mlp=_mlp_of_phi),
     "phi3": Family(attention=_attention_of_phi3, mlp=_mlp_of_phi3),
     "qwen2_moe": Family(masks=2),

@@ -25,7 +25,7 @@ from simcore.models.vision_blocks import VisionPart
 from simcore.operators.automodel.adapters.split import own_columns
 from simcore.operators.automodel.compiled.layer import compiled_layer
 from simcore.operators.hf.autocast import layer_norm, narrowed
-from simcore.operators.hf.embedding import called, embedding, shared_tables, stage_stem
+from simcore.operators.hf.embedding import called, embedding, shared_tables, stage_stem, window_of
 from simcore.operators.hf.families import EMBEDDINGS, mix, norm, of_family, pair
 from simcore.operators.hf.gemma4.beside import Beside
 from simcore.operators.hf.gemma4.own_input import add_own_input
@@ -120,7 +120,7 @@ def _modules(run: LayerWorkload) -> Modules:
                    is_wide=options.wide_outputs, is_packed=run.options.position_axes > 0)
 
 
-_SIGMOID: Final = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "llama4_text", "minimax_m2")
+_SIGMOID: Final = ("deepseek_v3", "exaone_moe", "glm4_moe", "glm4_moe_lite", "llama4_text", "minimax_m2")
 """Families whose gated experts are chosen by the router of Nemotron-H, operator for operator, or by their own."""
 _OTHERS: Final = ("gpt2", "mpt")
 """Families whose layers transformers builds of modules that are not recorded (`Conv1D`; a fused projection)."""
@@ -140,6 +140,10 @@ def _refuse_others(kind: LayerKind, run: LayerWorkload) -> None:
         raise NotYet(Problem("training.recompute", "not yet: activation checkpointing of layers with inputs of their "
                              "own, or that use keys and values of others"))
     plain = has_eager_attention(run) or HfOptions.of(run.options).math_attention
+    if has_eager_attention(run) and kind.family.startswith("exaone") and not window_of(kind) and any(
+            isinstance(branch.block, Attention) and branch.block.rotary for branch in kind.branches):
+        raise NotYet(Problem("framework_options.attn_implementation", "not yet: eager attention in a model of "
+                             f"{kind.family} without a window, which makes one mask"))
     if plain and any(isinstance(branch.block, Attention) and branch.block.dropout for branch in kind.branches):
         raise NotYet(Problem("framework_options.attn_implementation", "not yet: dropout in attention of plain "
                              "operators"))

@@ -84,7 +84,7 @@ def _in_order(kind: LayerKind, norms: list[Group], blocks: list[Group]) -> list[
         return [*norms, blocks[1], blocks[0]]
     if kind.family == "glm4":
         return [*blocks, *norms, *(_norm(f"{b.behind}.", kind.hidden) for b in kind.branches)]
-    if kind.family in (*_GEMMA, "gemma4_text", "olmo2", "olmo3"):
+    if kind.family in (*_GEMMA, "gemma4_text", "exaone4", "olmo2", "olmo3"):
         behind = [_norm(f"{b.behind}.", kind.hidden) for b in kind.branches]
         scalar = (TensorSpec("layer_scalar", (1,), ("one",), "norms", "factors", is_buffer=True, trainable=False),)
         if kind.joined:  # `Gemma4TextDecoderLayer` with experts

@@ -49,8 +49,8 @@ __all__ = ["tensors"]
 FINAL_NORM: Final = {"nemotron_h": "decoder.final_norm", "llama": "decoder.final_layernorm"}
 
 BUILT: Final = (
-    "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "glm4_moe", "gpt2", "gpt_oss", "llama", "ministral3",
-    "mistral", "mixtral",
+    "deepseek_v2", "deepseek_v3", "exaone4", "exaone_moe", "gemma2", "gemma3_text", "glm4_moe", "gpt2", "gpt_oss",
+    "llama", "ministral3", "mistral", "mixtral",
     "nemotron_h", "nemotron_h_omni", "nemotron_h_vl", "olmoe", "qwen2", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_moe",
     "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "qwen3_vl",
     "qwen3_vl_moe", "qwen3_vl_moe_text", "qwen3_vl_text")
@@ -153,11 +153,17 @@ def _attention(branch: Branch) -> tuple[TensorSpec, ...]:
         linear_weight(f"{at}.linear_proj", hidden, (b.q_size, "heads"), "attention"),
         *_bias(f"{at}.linear_proj", hidden, "attention", wanted=b.bias == "all"),
         *_behind(branch, f"{at}.linear_proj"),
-        *_norm(f"{at}.linear_qkv.layer_norm_", b.hidden, layer_norm=branch.layer_norm),
+        *_before(branch, f"{at}.linear_qkv"),
         linear_weight(f"{at}.linear_qkv", qkv, hidden, "attention"),
         *_bias(f"{at}.linear_qkv", qkv, "attention", wanted=bool(b.bias)),
         *(norms if b.qk_norm else ()),
     )
+
+
+def _before(branch: Branch, at: str) -> tuple[TensorSpec, ...]:
+    """Norm of a linear's input, a part of its module; none where norms are behind blocks alone."""
+    block: Any = branch.block
+    return _norm(f"{at}.layer_norm_", block.hidden, layer_norm=branch.layer_norm) if branch.norm else ()
 
 
 def _behind(branch: Branch, at: str) -> tuple[TensorSpec, ...]:
@@ -212,7 +218,7 @@ def _mlp(branch: Branch) -> tuple[TensorSpec, ...]:
     rows = (b.ffn * (2 if b.gated else 1), "ffn")  # gate and up in one matrix
     hidden = (b.hidden, "hidden")
     return (
-        *_norm("mlp.linear_fc1.layer_norm_", b.hidden, layer_norm=branch.layer_norm),
+        *_before(branch, "mlp.linear_fc1"),
         linear_weight("mlp.linear_fc1", rows, hidden, "mlp"),
         *_bias("mlp.linear_fc1", rows, "mlp", wanted=b.bias),
         linear_weight("mlp.linear_fc2", hidden, (b.ffn, "ffn"), "mlp"),

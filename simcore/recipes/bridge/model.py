@@ -36,7 +36,7 @@ _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "num_attention_heads": (), "attention_dropout": ("attention_dropout",), "hidden_dropout": ()}
 """Fields of Hugging Face's configurations by the provider's (models/conversion/model_bridge.py:455), of which a model
 has one; a width, or number of heads, changes others that the provider has from the configuration."""
-TURNED_APART: Final = ("qwen/", "zai-org/glm-4", "google/gemma", "mistralai/ministral-3")
+TURNED_APART: Final = ("qwen/", "zai-org/glm-4", "google/gemma", "lgai-exaone/", "mistralai/ministral-3")
 """Models whose converters leave apply_rope_fusion as core has it; Llama's and Nemotron's switch it on."""
 _SHAPES: Final = ("gated_linear_unit", "qk_layernorm", "add_bias_linear", "add_qkv_bias", "multi_latent_attention",
                   "moe_shared_expert_gate", "normalization", "share_embeddings_and_output_weights")

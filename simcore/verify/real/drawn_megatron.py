@@ -25,8 +25,8 @@ import torch.distributed as dist  # noqa: E402
 from megatron.bridge import AutoBridge  # noqa: E402
 from megatron.bridge.models.gpt_provider import GPTModelProvider  # noqa: E402
 from megatron.bridge.models.model_provider import ModelType, _create_model  # noqa: E402
-from megatron.bridge.models.qwen.qwen_provider import Qwen3NextModelProvider  # noqa: E402
 from megatron.bridge.peft.lora import LoRA  # noqa: E402
+from megatron.bridge.peft.utils import ParallelLinearAdapter  # noqa: E402
 from megatron.core import parallel_state as ps  # noqa: E402
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig  # noqa: E402
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer  # noqa: E402
@@ -41,6 +41,7 @@ WORDS = (("shared_experts", "shared_experts"), ("experts.", "routed_experts"), (
              "in_proj", "out_proj", "conv1d", "out_norm", "A_log", "dt_bias")),
          ("self_attention", "attention"), ("mlp.", "mlp"))
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+_SENDS = "_synchronize_shared_expert_parameters"
 HYBRID_TARGETS = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "in_proj", "out_proj"]
 
 
@@ -74,6 +75,8 @@ def unbridged(f: dict[str, Any]) -> GPTModelProvider:
 
 def of_qwen35(f: dict[str, Any]) -> GPTModelProvider:
     """The language model of Qwen3.5, dense or with experts."""
+    from megatron.bridge.models.qwen.qwen_provider import Qwen3NextModelProvider  # gone from Bridge's main
+
     names = ("linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim", "linear_num_key_heads",
              "linear_num_value_heads")
     given: dict[str, Any] = {name: f[name] for name in names} | {
@@ -152,6 +155,8 @@ def adapted(chunk: torch.nn.Module, case: Case) -> None:
     elif fields_of(case)["model_type"] == "nemotron_h":
         given["target_modules"] = HYBRID_TARGETS
     peft = LoRA(**given)
+    if _SENDS in vars(ParallelLinearAdapter):  # main alone, which refuses it on meta
+        setattr(ParallelLinearAdapter, _SENDS, lambda _self: None)
     with torch.device("meta"):
         peft.freeze_model(chunk)
         try:

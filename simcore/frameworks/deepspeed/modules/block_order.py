@@ -27,7 +27,8 @@ _READY: Final = ("conv1d.bias", "D", "norm.weight", "dt_bias", "out_proj.weight"
 
 The heap of [Note: parameters that a kernel reads], which was given the kernel's inputs in their order, and run.
 """
-_LATE: Final = {"gemma3_text": ("q_norm", "k_norm"), "gemma4_text": ("k_norm",)}
+_LATE: Final = {**dict.fromkeys(("exaone4", "exaone_moe", "gemma3_text"), ("q_norm", "k_norm")),
+                "gemma4_text": ("k_norm",)}
 """Norms that run behind all products of a family's attention."""
 _LAST: Final = ("o_proj", "norm", "out_proj")
 """Modules of a mixer that run last, in their order, wherever they are registered."""

@@ -47,10 +47,13 @@ def inner_model(plan: Plan) -> Call:
 
 
 def rotary_calls(plan: Plan) -> int:
-    """Returns how often the module is called that makes rotary tables: once, for each kind of them, or never."""
+    """Returns how often the module is called that makes rotary tables: once, for each kind of them, or never.
+
+    It is called too where all layers are of a kind that rotates nothing (EXAONE 4, Cohere 2).
+    """
     blocks = [branch.block for kind in plan.graph.kinds for branch in kind.branches]
     attention = [block for block in blocks if isinstance(block, Attention)]
-    if not any(block.rotary for block in attention) and not any(
-            isinstance(block, LatentAttention | GatedDeltaNet) for block in blocks):
+    turned = any(block.rotary for block in attention) or any(kind.tables for kind in plan.graph.kinds)
+    if not turned and not any(isinstance(block, LatentAttention | GatedDeltaNet) for block in blocks):
         return 0
     return len({block.window > 0 for block in attention}) if plan.graph.architecture.family in _BY_WINDOW else 1

@@ -53,8 +53,10 @@ def norm_linear(c: Context, path: str, x: Tensor, *, producer: Producer = "") ->
     Its adapter is included. For backward it saves the input and rsigma; the norm's output too where the weight trains
     or an adapter reads it. Under sequence parallelism an adapter reads (and saves) the *gathered* output, and the local
     one is kept besides it: with return_layernorm_output nothing clears it, frozen weight or not. `producer`: kernel
-    that casts the output's gradient.
+    that casts the output's gradient. Without a norm (EXAONE 4) the linear is there alone.
     """
+    if f"{path}.layer_norm_weight" not in c.run.params:
+        return column(c, path, x)
     pair = c.pair(path)
     c = c.of(path)
     out, seen = _norm_linear(c, path, x) if c.scaling is None else norm_linear_fp8(c, path, x, producer=producer)

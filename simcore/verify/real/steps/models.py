@@ -52,7 +52,8 @@ NEMOTRON = {
 PRESETS = Path(__file__).resolve().parents[4] / "simcore" / "models" / "presets"
 GATED_EXPERTS = ("Qwen2MoeExperts", "Qwen3MoeExperts", "MixtralExperts", "GptOssExperts", "GraniteMoeHybridExperts",
                  "OlmoeExperts", "Glm4MoeExperts", "Qwen3NextExperts", "Qwen3_5MoeExperts", "Glm4MoeLiteExperts",
-                 "DeepseekV2Experts", "DeepseekV3Experts", "Mistral4Experts", "Gemma4TextExperts", "MiniMaxM2Experts")
+                 "DeepseekV2Experts", "DeepseekV3Experts", "ExaoneMoeExperts", "Mistral4Experts", "Gemma4TextExperts",
+                 "MiniMaxM2Experts")
 PLAIN_OPERATORS = ("nemotron", "phi", "seed_oss", "starcoder2")
 WITHOUT_SDPA, WITHOUT_ATTENTION = ("gpt_oss",), ("mamba2",)
 OF_TWO_SIZES = ("deepseek_v2", "deepseek_v3")  # heads of values are narrower, which a CPU's kernel does not take
