@@ -26,6 +26,7 @@ PRESETS = {"llama": "llama-3.2-1b", "mistral": "mistral-7b-v0.1", "qwen2": "qwen
            "mistral4": "mistral-small-4-119b-text", "llama4_text": "llama-4-scout-text",
            "qwen3_next": "qwen3-next-80b-a3b", "qwen3_5_text": "qwen3.5-0.8b-text",
            "qwen3_5_moe_text": "qwen3.5-35b-a3b-text", "granitemoehybrid": "granite-4.0-h-tiny",
+           "minimax_m2": "minimax-m2", "exaone4": "exaone-4.0-1.2b", "exaone_moe": "k-exaone-236b-a23b",
            "mamba2": "mamba2-130m", "gemma2": "gemma-2-2b", "gemma3_text": "gemma-3-1b",
            "gemma4_text": "gemma-4-31b-text",
            "glm4": "glm-4-32b-0414", "olmo2": "olmo-2-1b", "olmo3": "olmo-3-7b",

@@ -46,6 +46,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
                    "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 128,
                    "moe_shared_expert_intermediate_size": 256},
     "mamba2": {"n_groups": 1, "state_size": 16, "chunk_size": 16},
+    "minimax_m2": {"num_local_experts": 4, "num_experts_per_tok": 2, "rotary_dim": 32},
+    "exaone4": {"sliding_window": 16},
+    "exaone_moe": ROUTED | {"sliding_window": 16, "num_shared_experts": 1, "n_group": 1, "topk_group": 1},
 }
 DENSE = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 ATTENTION = DENSE[:4]
@@ -57,12 +60,12 @@ LINEARS = {
     "starcoder2": ("q_proj", "k_proj", "v_proj", "o_proj", "c_fc", "c_proj"),
     **dict.fromkeys(("arcee", "nemotron", "nemotron_h"), (*ATTENTION, "up_proj", "down_proj")),
     **dict.fromkeys(("mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "gpt_oss", "llama4_text", "qwen3_next",
-                     "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid", "glm4_moe"), ATTENTION),
+                     "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid", "glm4_moe", "minimax_m2", "exaone_moe"), ATTENTION),
     **dict.fromkeys(("glm4_moe_lite", "deepseek_v2", "deepseek_v3", "mistral4"), LOW_RANK),
 }
 """Linears of a family that PEFT adapts, where they are not those of Llama."""
 OF_WIDTH = ("cohere2", "phi", "olmo2", "phi3", "glm4_moe_lite", "deepseek_v2", "deepseek_v3", "mistral4", "starcoder2",
-            "granite", "granitemoehybrid", "bamba", "olmoe")
+            "granite", "granitemoehybrid", "bamba", "olmoe", "exaone4")
 """Families whose heads are as wide as the model over their number, or have widths of their own."""
 TIED = ("gemma", "gemma2", "gemma3_text", "gemma4_text", "cohere2")
 
@@ -99,7 +102,7 @@ def _sizes(rng: random.Random, kind: str, keys: int) -> dict[str, Any]:
         sizes["num_key_value_heads"] = heads
     if kind == "gemma4_text":
         sizes["num_global_key_value_heads"] = keys
-    sizes |= _recurrent(rng, kind, heads, layers) | _drawn(rng, kind)
+    sizes |= _by_layer(rng, kind, heads, layers) | _drawn(rng, kind)
     if kind.startswith(("qwen3_5", "qwen3_next")):
         sizes["num_hidden_layers"] = max(2, layers)  # the second has attention
     if kind == "qwen3_5_moe_text":
@@ -107,8 +110,8 @@ def _sizes(rng: random.Random, kind: str, keys: int) -> dict[str, Any]:
     return sizes
 
 
-def _recurrent(rng: random.Random, kind: str, heads: int, layers: int) -> dict[str, Any]:
-    """Heads of Mamba layers, and which layers have attention: the first in any case, so that adapters have a place."""
+def _by_layer(rng: random.Random, kind: str, heads: int, layers: int) -> dict[str, Any]:
+    """Kinds of layers, and heads of Mamba's; the first has attention in any case, so that adapters have a place."""
     found: dict[str, Any] = {}
     if kind in ("falcon_h1", "bamba", "granitemoehybrid"):
         found["mamba_n_heads"] = 2 * heads if kind == "granitemoehybrid" else heads
@@ -119,6 +122,10 @@ def _recurrent(rng: random.Random, kind: str, heads: int, layers: int) -> dict[s
         found["attn_layer_indices"] = sorted(rng.sample(range(layers), 1))
     if kind == "granitemoehybrid":
         found["layer_types"] = ["attention", *(rng.choice(("attention", "mamba")) for _ in range(layers - 1))]
+    if kind in ("exaone4", "exaone_moe"):
+        found["layer_types"] = [rng.choice(("full_attention", "sliding_attention")) for _ in range(layers)]
+    if kind == "exaone_moe":
+        found["mlp_layer_types"] = ["dense", *["sparse"] * (layers - 1)]
     if kind == "nemotron_h":
         found["hybrid_override_pattern"] = "*" + "".join(rng.choice("M-*E") for _ in range(layers - 1))
     return found

@@ -188,28 +188,16 @@ def _shared_mlp(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) 
     return hybrid.shared_mlp(tape, run, branch.name, inputs.hidden), None
 
 
-def _moe(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+def _moe(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, *,
+         wide: bool = False) -> tuple[Tensor, object]:
     if HfOptions.of(run.options).has_expert_modules:
         return hf_moe.returning_logits(tape, run, branch, inputs.hidden)
-    return hf_moe.moe(tape, run, branch, inputs.hidden), None
+    return hf_moe.moe(tape, run, branch, inputs.hidden, wide=wide), None
 
 
-def _moe_with_wide_weights(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
-    if HfOptions.of(run.options).has_expert_modules:
-        return hf_moe.returning_logits(tape, run, branch, inputs.hidden)
-    return hf_moe.moe(tape, run, branch, inputs.hidden, wide=True), None
-
-
-def _moe_in_groups(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
-    return hf_moe.moe(tape, run, branch, inputs.hidden, route=hf_moe.route_in_groups), None
-
-
-def _moe_of_minimax_m2(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
-    return hf_moe.moe(tape, run, branch, inputs.hidden, route=hf_moe.route_at_once), None
-
-
-def _moe_of_deepseek_v2(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
-    return hf_moe.moe(tape, run, branch, inputs.hidden, route=hf_moe.route_greedily), None
+def _routed_by(route: hf_moe.Route) -> BranchFunction:
+    """Experts chosen by a router that differs from the usual one."""
+    return lambda tape, run, branch, inputs: (hf_moe.moe(tape, run, branch, inputs.hidden, route=route), None)
 
 
 def _moe_of_gpt_oss(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
@@ -308,7 +296,7 @@ _LLAMA: Final = Family()
 FAMILIES: Final = {
     "bamba": Family(adds_cached_positions=False),
     "cohere2": Family(norm=decoders.cohere2_norm, attention=_turning_by(decoders.cohere2_rotate), masks=2),
-    "deepseek_v2": Family(moe=_moe_of_deepseek_v2, complex_tables=True),
+    "deepseek_v2": Family(moe=_routed_by(hf_moe.route_greedily), complex_tables=True),
     "ernie4_5": Family(attention=_turning_by(decoders.ernie_rotate), wide_tables=True),
     **dict.fromkeys(("exaone4", "exaone_moe"), Family(attention=_norming(late=False), masks=2)),
     "falcon_h1": Family(attention=_attention_with_factors, mlp=_mlp_with_factors, mamba=_mamba_with_factors,
@@ -328,10 +316,10 @@ FAMILIES: Final = {
     "llama4_text": Family(norm=llama4_attention.rms_norm, attention=_attention_of_llama4, moe=_moe_of_llama4,
                           complex_tables=True, holds_mixed=True),
     "mamba2": Family(has_positions=False),
-    "minimax_m2": Family(attention=_attention_of_minimax_m2, moe=_moe_of_minimax_m2),
-    "mistral4": Family(moe=_moe_in_groups),
+    "minimax_m2": Family(attention=_attention_of_minimax_m2, moe=_routed_by(hf_moe.route_at_once)),
+    "mistral4": Family(moe=_routed_by(hf_moe.route_in_groups)),
     "ministral3": Family(attention=_turning_by(decoders.ministral3_turn)),
-    "mixtral": Family(moe=_moe_with_wide_weights),
+    "mixtral": Family(moe=partial(_moe, wide=True)),
     "nemotron_h": Family(norm=_norm_in_fp32),
     "nemotron": Family(attention=_turning_by(decoders.nemotron_rotate, joins=True)),
     "olmo3": Family(norm=rms_norm_in_fp32, attention=_attention_of_olmo2, wide_tables=True, masks=2),

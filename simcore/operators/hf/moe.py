@@ -14,6 +14,8 @@ from simcore.operators.hf import remote_code
 from simcore.operators.hf.across_ranks.exchange import by_exchange, masked_in_place
 from simcore.operators.hf.across_ranks.width import by_width
 from simcore.operators.hf.autocast import is_autocast, product
+from simcore.operators.hf.choice.at_once import chosen_at_once
+from simcore.operators.hf.choice.grouped import chosen_in_groups, left_out, mask_of_groups
 from simcore.operators.hf.gemma4.experts import Parts, beside_mlp
 from simcore.operators.hf.layers import Inputs, is_of_hub, linear, mlp, relu2
 from simcore.operators.hf.options import HfOptions
@@ -160,26 +162,20 @@ def _route(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor) -> 
     weight = run.params[f"{name}.gate.weight"]
     logits = product(tape, run, aten.cast(tape, x, "fp32"), aten.cast(tape, weight, "fp32"), "gate")
     scores = aten.sigmoid(tape, logits)
-    return logits, *_chosen(tape, block, scores, corrects=True)
+    return logits, *chosen_in_groups(tape, block, scores, corrects=True)
 
 
 def route_at_once(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The same of logits in the compute dtype, without groups or a factor (`MiniMaxM2TopKRouter`)."""
     logits = linear(tape, run, f"{name}.gate", x)
-    scores = aten.sigmoid(tape, aten.cast(tape, logits, "fp32"))
-    choice = aten.add_scalar(tape, scores, dtype="fp32")
-    _values, indices = aten.topk(tape, choice, block.top_k)
-    weights = aten.gather(tape, scores, indices)
-    aten.div_(tape, weights, aten.sum_last(tape, weights, keepdim=True))
-    del choice
-    return logits, weights, indices
+    return logits, *chosen_at_once(tape, block, logits)
 
 
 def route_in_groups(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The same of a softmax that stays in the type of its logits, without a correction (`Mistral4TopkRouter`)."""
     logits = linear(tape, run, f"{name}.gate", x)
     scores = aten.softmax(tape, logits)
-    return logits, *_chosen(tape, block, scores, corrects=False)
+    return logits, *chosen_in_groups(tape, block, scores, corrects=False)
 
 
 def route_greedily(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -192,47 +188,10 @@ def route_greedily(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Ten
         best = aten.select(tape, scores, (tokens, groups), "fp32", "group_scores")
         _picked = tape.empty((tokens, groups), "int64", "max_indices")
         _indices = aten.topk(tape, best, block.chosen_groups)[1]
-        _named = _mask_of_groups(tape, best, scores.shape)
-        scores = aten.masked_fill(tape, scores, _left_out(tape, _named[-1], scores.shape))
+        _named = mask_of_groups(tape, best, scores.shape)
+        scores = aten.masked_fill(tape, scores, left_out(tape, _named[-1], scores.shape))
     weights, indices = aten.topk(tape, scores, block.top_k)
     return logits, aten.mul_scalar(tape, weights), indices
-
-
-def _mask_of_groups(tape: Tape, of_groups: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """Masks of groups [tokens, groups] and, with several, of experts [tokens, experts]: variables of the router."""
-    mask = aten.select(tape, of_groups, of_groups.shape, of_groups.dtype, "group_mask")
-    if of_groups.shape[-1] == 1:
-        return (mask,)
-    return mask, aten.select(tape, mask, shape, of_groups.dtype, "score_mask")
-
-
-def _left_out(tape: Tape, mask: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Truth values [tokens, experts] of experts that are in none of the chosen groups."""
-    return aten.select(tape, aten.select(tape, mask, shape, "uint8", "mask"), shape, "uint8", "mask")
-
-
-def _chosen(tape: Tape, block: Moe, scores: Tensor, *, corrects: bool) -> tuple[Tensor, Tensor]:
-    """(weights, indices) of the experts with the largest scores within the best groups of experts.
-
-    `corrects`: a buffer is added to the scores for the choice.
-    """
-    (tokens, experts), groups, dtype = scores.shape, block.num_groups, scores.dtype
-    choice = aten.add_scalar(tape, scores, dtype="fp32") if corrects else scores
-    of_groups = choice.view(tokens, groups, experts // groups)
-    group_scores = aten.sum_last(tape, aten.topk(tape, of_groups, 2)[0])
-    del of_groups
-    group_indices = aten.topk(tape, group_scores, block.chosen_groups)[1]
-    _named = _mask_of_groups(tape, group_scores, scores.shape)
-    choice = aten.masked_fill(tape, choice, _left_out(tape, _named[-1], scores.shape))
-    indices = aten.topk(tape, choice, block.top_k)[1]
-    weights = aten.gather(tape, scores, indices)
-    if block.normalised:
-        total = "fp32" if corrects or dtype == "fp32" else ""  # under autocast a sum is in fp32
-        denominator = aten.add_scalar(tape, aten.sum_last(tape, weights, keepdim=True, dtype=total))
-        aten.div_(tape, weights, denominator)
-    weights = aten.mul_scalar(tape, weights)
-    del group_indices
-    return weights, indices
 
 
 def _route_by_softmax(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor,
