@@ -60,7 +60,8 @@ LINEARS = {
     "starcoder2": ("q_proj", "k_proj", "v_proj", "o_proj", "c_fc", "c_proj"),
     **dict.fromkeys(("arcee", "nemotron", "nemotron_h"), (*ATTENTION, "up_proj", "down_proj")),
     **dict.fromkeys(("mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "gpt_oss", "llama4_text", "qwen3_next",
-                     "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid", "glm4_moe", "minimax_m2", "exaone_moe"), ATTENTION),
+                     "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid", "glm4_moe", "minimax_m2",
+                     "exaone_moe"), ATTENTION),
     **dict.fromkeys(("glm4_moe_lite", "deepseek_v2", "deepseek_v3", "mistral4"), LOW_RANK),
 }
 """Linears of a family that PEFT adapts, where they are not those of Llama."""
