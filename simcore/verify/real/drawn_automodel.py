@@ -39,7 +39,8 @@ WORDS = (("_hc.", "residual_streams"), ("hc_head.", "residual_streams"), ("share
 
 
 OWN = {"deepseek_v4": DeepseekV4Config, "step3p5": type("Step3p5Config", (PretrainedConfig,), {
-    "model_type": "step3p5", "rms_norm_eps": 1e-5, "attention_bias": False, "max_position_embeddings": 4096})}
+    "model_type": "step3p5", "rms_norm_eps": 1e-5, "attention_bias": False, "max_position_embeddings": 4096,
+    "rope_theta": 10000.0, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}})}
 """Configurations that transformers does not read as Automodel does. Step's published file brings a class, of which
 those of its values stand here that the model reads and the file does not say."""
 ARCHITECTURES = {"deepseek_v4": "DeepseekV4ForCausalLM", "step3p5": "Step3p5ForCausalLM"}
