@@ -247,9 +247,10 @@ def _part_of(plan: Plan, layer: int, name: str, branch: Branch, *, has_norm: boo
 
 
 def _beside_mlp(plan: Plan, layer: int, name: str) -> Container:
-    """Gemma 4's router, the gradient of whose last factor comes before its linear's, or its experts, the last first."""
+    """Gemma 4's router, the gradient of whose last factor comes before its linear's, or experts, the last first."""
     own = _by_module(plan, layer)[name]
-    return Container(own, tuple(beside_mlp(_linears(plan, layer, name))), ready=own[1:] if name == _ROUTER else own[::-1])
+    ready = own[1:] if name == _ROUTER else own[::-1]
+    return Container(own, tuple(beside_mlp(_linears(plan, layer, name))), ready=ready)
 
 
 def _trains(plan: Plan, layer: int, calls: Calls) -> bool:

@@ -68,7 +68,7 @@ SPARSE: Final = {
     "glm4_moe_lite": SparseFamily("Glm4MoeLiteForCausalLM", "glm4_moe_lite", splits=()),
     "glm_moe_dsa": SparseFamily("GlmMoeDsaForCausalLM", "glm_moe_dsa"),
     "hy_v3": SparseFamily("HYV3ForCausalLM", "hy_v3", wide=False, wide_product=False, splits=("pp",)),
-    "mimo_v2_flash": SparseFamily("MiMoV2FlashForCausalLM", "mimo_v2_flash", wide=False, eager=True, splits=("pp",)),
+    "mimo_v2_flash": SparseFamily("MiMoV2FlashForCausalLM", "mimo_v2_flash", wide=False, eager=True),
     "minimax_m2": SparseFamily("MiniMaxM2ForCausalLM", "minimax_m2", wide_gate=True, splits=("pp",)),
     "mistral4": SparseFamily("Mistral4ForCausalLM", "mistral4", holds_stem=True, wide_product=False, corrects=True,
                              splits=("pp",)),

@@ -67,7 +67,9 @@ def layer_of(case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> RecordedL
     kind = made.kinds[made.layers[1 + case["layer"]].kind]
     params = {t.name: Param(t.name, t.shape, "bf16", trainable=True) for t in tensors(kind) if not t.is_buffer}
     hidden, ffn = kind.hidden, (STORED["shape"] | case.get("overrides", {}))["moe_intermediate_size"]
-    for name, shape in () if isinstance(kind.branches[1].block, Mlp) else (("gate_proj", (ffn, hidden)), ("up_proj", (ffn, hidden)), ("down_proj", (hidden, ffn))):
+    parts = () if isinstance(kind.branches[1].block, Mlp) else ("gate_proj", "up_proj", "down_proj")
+    for name in parts:
+        shape = (hidden, ffn) if name == "down_proj" else (ffn, hidden)
         params[f"mlp.{name}.weight"] = Param(f"mlp.{name}.weight", shape, "bf16", trainable=True)
 
     def dense(env: Env, x: Tensor, *_: Any) -> Tensor:

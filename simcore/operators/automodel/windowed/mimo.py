@@ -2,8 +2,8 @@
 
 nemo-automodel 0.7.0 `components/models/mimo_v2_flash/model.py`, MiMoV2FlashAttention.forward: values are scaled, a part
 of each head is rotated and joined with the rest, and every pair of a query and a key is written, with a mask that the
-model has made (`_eager_attention_forward`). Sinks are a buffer, which gets no gradient. Variables of `forward` hold what
-was split until it returns, and the layer's the probabilities.
+model has made (`_eager_attention_forward`). Sinks are a buffer, which gets no gradient. Variables of `forward` hold
+what was split until it returns, and the layer's the probabilities.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ __all__ = ["mimo_attention"]
 def mimo_attention(env: Env, x: Tensor, block: Attention, path: str) -> Tensor:
     """Attention of `x` [batch, sequence, hidden]; returns x's shape. `path`: name of the module in the layer."""
     tape, value = env.tape, block.value or block.head_dim
-    q, k, v = (aten.to_heads(tape, linear(env, x, f"{path}.{part}_proj"), size, copy_grad=heads > 1)
-               for part, size, heads in (("q", block.head_dim, block.num_heads), ("k", block.head_dim, block.num_kv_heads),
-                                         ("v", value, block.num_kv_heads)))
+    sizes_of = ("q", block.head_dim, block.num_heads), ("k", block.head_dim, block.num_kv_heads), (
+        "v", value, block.num_kv_heads)
+    q, k, v = (aten.to_heads(tape, linear(env, x, f"{path}.{part}_proj"), size, copy_grad=count > 1)
+               for part, size, count in sizes_of)
     v = aten.mul_scalar(tape, v)
     sizes = (block.rotated, block.head_dim - block.rotated)
     (q_rope, q_rest), (k_rope, k_rest) = (aten.split(tape, part, sizes) for part in (q, k))
