@@ -2,7 +2,7 @@
 
 The cases of placement/drawn-automodel-stages-0.7.0.json:
 
-    python tests/truth/draw_automodel_stages.py [--seed 1] [--count 60] > cases.jsonl
+    python tests/truth/draw_automodel_stages.py [--seed 1] [--count 51] > cases.jsonl
     python tests/truth/draw_automodel_stages.py --measure      # the same, measured: writes the file
 
 Nothing is drawn again because of what came out.
@@ -17,7 +17,7 @@ from typing import Any
 from drawing import Case, chosen, main, maybe, numbered
 
 STORED = Path(__file__).parent / "placement" / "drawn-automodel-stages-0.7.0.json"
-SEED, COUNT = 20263012, 60
+SEED, COUNT = 20263012, 51
 WINDOW, WHOLE = "sliding_attention", "full_attention"
 
 

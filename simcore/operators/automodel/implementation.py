@@ -314,7 +314,7 @@ def _mixed(env: Env, kind: LayerKind, branch: Branch, x: Tensor) -> Tensor:
     if isinstance(block, GatedDeltaNet):
         return delta_net(env, x, block, branch.name)
     if isinstance(block, Attention) and is_eager_sparse(kind.family):
-        return mimo_attention(env, x, block, branch.name)
+        return mimo_attention(env.tape, partial(linear, env), x, block, branch.name, env.held)
     if isinstance(block, Attention) and (block.sinks or block.gated):
         return (oss_attention if block.sinks else gated_attention)(env, x, block, branch.name)
     if isinstance(block, Attention) and kind.family in SPARSE:

@@ -1,9 +1,9 @@
 """Families with experts in every layer, or in every one but the first, whose models NeMo Automodel 0.7.0 writes alike.
 
-`components/models/{deepseek_v3,deepseek_v32,deepseek_v4,glm4_moe,glm4_moe_lite,glm_moe_dsa,gpt_oss,hy_v3,ling_v2,mimo_v2_flash,minimax_m2,
-mistral4,qwen3_moe,qwen3_next,step3p5}/model.py`, `{qwen3_5_moe,qwen3_vl_moe}/model.py`: attention, then an MLP or
-experts, each behind its norm, with rotary tables that the model makes of position ids. Nemotron-H has a model of
-another kind.
+`components/models/*/model.py` with the asterisk for deepseek_v3, deepseek_v32, deepseek_v4, glm4_moe, glm4_moe_lite,
+glm_moe_dsa, gpt_oss, hy_v3, ling_v2, mimo_v2_flash, minimax_m2, mistral4, qwen3_moe, qwen3_next, step3p5, qwen3_5_moe
+and qwen3_vl_moe: attention, then an MLP or experts, each behind its norm, with rotary tables that the model makes of
+position ids. Nemotron-H has a model of another kind.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ what was split until it returns, and the layer's the probabilities.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from simcore.models.blocks import Attention
-from simcore.operators.automodel.env import Env
-from simcore.operators.automodel.layers import linear
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved
 from simcore.operators.shared.eager_attention import added_mask, from_largest, scores_of, weighted_values
@@ -19,20 +19,25 @@ from simcore.recording.tape import Tape, Tensor
 __all__ = ["mimo_attention"]
 
 
-def mimo_attention(env: Env, x: Tensor, block: Attention, path: str) -> Tensor:
-    """Attention of `x` [batch, sequence, hidden]; returns x's shape. `path`: name of the module in the layer."""
-    tape, value = env.tape, block.value or block.head_dim
+def mimo_attention(tape: Tape, linear: Callable[[Tensor, str], Tensor], x: Tensor, block: Attention, path: str,
+                   held: list[Tensor]) -> Tensor:
+    """Attention of `x` [batch, sequence, hidden]; returns x's shape.
+
+    `linear`: (input, name of the module) -> output. `path`: name of the module in the layer. `held`: list that gets
+    the probabilities, which the layer names until it returns.
+    """
+    value = block.value or block.head_dim
     sizes_of = ("q", block.head_dim, block.num_heads), ("k", block.head_dim, block.num_kv_heads), (
         "v", value, block.num_kv_heads)
-    q, k, v = (aten.to_heads(tape, linear(env, x, f"{path}.{part}_proj"), size, copy_grad=count > 1)
+    q, k, v = (aten.to_heads(tape, linear(x, f"{path}.{part}_proj"), size, copy_grad=count > 1)
                for part, size, count in sizes_of)
     v = aten.mul_scalar(tape, v)
     sizes = (block.rotated, block.head_dim - block.rotated)
     (q_rope, q_rest), (k_rope, k_rest) = (aten.split(tape, part, sizes) for part in (q, k))
     q_rope, k_rope = _turned(tape, q_rope), _turned(tape, k_rope)
     q, k = aten.cat(tape, q_rope, q_rest), aten.cat(tape, k_rope, k_rest)
-    out = _eager(env, q, k, v, with_sinks=block.sinks)
-    return linear(env, out.view(*x.shape[:2], block.num_heads * value), f"{path}.o_proj")
+    out = _eager(tape, q, k, v, held if tape.phase != "recompute" else [], with_sinks=block.sinks)
+    return linear(out.view(*x.shape[:2], block.num_heads * value), f"{path}.o_proj")
 
 
 def _turned(tape: Tape, x: Tensor) -> Tensor:
@@ -42,9 +47,9 @@ def _turned(tape: Tape, x: Tensor) -> Tensor:
     return aten.add(tape, straight, aten.mul(tape, aten.rotate_half(tape, x), table), "rotary")
 
 
-def _eager(env: Env, q: Tensor, k: Tensor, v: Tensor, *, with_sinks: bool) -> Tensor:
-    """What values of [b, s, heads, value] make of the probabilities of `q` and `k` [b, s, heads, d]."""
-    tape, batch, seq, heads = env.tape, *q.shape[:3]
+def _eager(tape: Tape, q: Tensor, k: Tensor, v: Tensor, held: list[Tensor], *, with_sinks: bool) -> Tensor:
+    """Values [b, s, heads, value] weighted by the probabilities of `q` and `k` [b, s, heads, d]."""
+    batch, seq, heads = q.shape[:3]
     keys, values = (aten.expand_heads(tape, part, heads // part.shape[2]) for part in (k, v))
     scores = scores_of(tape, q, _stacked(tape, keys, by_heads=k.shape[2] > 1 or heads == 1), [])
     weights = added_mask(tape, scores, Tensor(None, (batch, seq, seq), q.dtype))
@@ -56,8 +61,7 @@ def _eager(env: Env, q: Tensor, k: Tensor, v: Tensor, *, with_sinks: bool) -> Te
     probabilities = aten.cast(tape, aten.softmax(tape, aten.cast(tape, weights, "fp32"), dtype="fp32"), q.dtype)
     if with_sinks:
         probabilities = _without_sinks(tape, probabilities, square)
-    if tape.phase != "recompute":
-        env.held.append(probabilities)
+    held.append(probabilities)
     return weighted_values(tape, probabilities, _stacked(
         tape, values, by_heads=values is not v and v.shape[2] > 1), [])
 
