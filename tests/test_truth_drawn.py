@@ -21,7 +21,9 @@ from simcore.simulate import place
 FILES = {"automodel": "placement/drawn-automodel-0.7.0.json",
          "automodel_hf": "placement/drawn-automodel-hf-0.7.0.json",
          "automodel_hf_cut": "placement/drawn-automodel-hf-cut-0.7.0.json",
+         "automodel_mimo": "placement/drawn-automodel-mimo-0.7.0.json",
          "automodel_oss": "placement/drawn-automodel-oss-0.7.0.json",
+         "automodel_stages": "placement/drawn-automodel-stages-0.7.0.json",
          "automodel_tp": "placement/drawn-automodel-tp-0.7.0.json",
          "megatron": "placement/drawn-megatron-core-0.16.1.json",
          "megatron_delta": "placement/drawn-megatron-delta-core-0.16.1.json",
@@ -30,7 +32,8 @@ FILES = {"automodel": "placement/drawn-automodel-0.7.0.json",
 SCENARIOS: dict[str, Callable[[dict[str, Any]], Scenario]] = {
     "automodel": truth_cases.automodel, "automodel_hf": truth_cases.automodel,
     "automodel_hf_cut": truth_cases.automodel,
-    "automodel_oss": truth_cases.automodel, "automodel_tp": truth_cases.automodel, "megatron": truth_cases.megatron,
+    "automodel_mimo": truth_cases.automodel, "automodel_oss": truth_cases.automodel,
+    "automodel_stages": truth_cases.automodel, "automodel_tp": truth_cases.automodel, "megatron": truth_cases.megatron,
     "megatron_delta": truth_cases.megatron, "megatron_mtp": truth_cases.megatron,
     "megatron_main": partial(truth_cases.megatron, version="main 2026-08-22")}
 TALLIES = {
@@ -38,6 +41,7 @@ TALLIES = {
     "automodel_hf": {"exact": 32, "refused by both": 5, "refused, though it builds": 3},
     "automodel_hf_cut": {"exact": 71, "refused by both": 19, "not yet": 10},
     "automodel_oss": {"exact": 28, "refused by both": 27, "not yet": 5},
+    "automodel_stages": {"exact": 35, "refused by both": 12, "not yet": 4},
     "automodel_tp": {"exact": 36, "refused by both": 11, "not yet": 9},
     "megatron": {"exact": 103, "refused by both": 46, "refused, though it builds": 1},
     "megatron_delta": {"exact": 30, "refused by both": 13, "refused, though it builds": 1},

@@ -2,7 +2,7 @@
 
 The cases of placement/drawn-automodel-stages-0.7.0.json:
 
-    python tests/truth/draw_automodel_stages.py [--seed 1] [--count 64] > cases.jsonl
+    python tests/truth/draw_automodel_stages.py [--seed 1] [--count 51] > cases.jsonl
     python tests/truth/draw_automodel_stages.py --measure      # the same, measured: writes the file
 
 Nothing is drawn again because of what came out.
@@ -17,7 +17,7 @@ from typing import Any
 from drawing import Case, chosen, main, maybe, numbered
 
 STORED = Path(__file__).parent / "placement" / "drawn-automodel-stages-0.7.0.json"
-SEED, COUNT = 20263011, 64
+SEED, COUNT = 20263012, 51
 WINDOW, WHOLE = "sliding_attention", "full_attention"
 
 
@@ -30,11 +30,11 @@ def step(rng: random.Random) -> dict[str, Any]:
                 "attention_type": WINDOW, "num_attention_heads": groups * rng.choice((3, 6)),
                 "num_attention_groups": groups, "head_dim": dim},
             "num_hidden_layers": layers, "layer_types": rng.choices((WINDOW, WHOLE), k=layers),
-            "partial_rotary_factors": rng.choices((0.5, 1.0), k=layers), "rope_theta": 10000.0,
+            "partial_rotary_factors": rng.choices((0.5, 1.0), k=layers),
             "vocab_size": chosen(rng, (512, 3), (1000, 3), (1003, 1)), "intermediate_size": rng.choice((176, 250)),
             "moe_layers_enum": ",".join(map(str, range(first, layers))), "moe_num_experts": rng.choice((4, 6, 8, 8)),
             "moe_top_k": 2, "moe_intermediate_size": rng.choice((48, 72)), "share_expert_dim": rng.choice((40, 96)),
-            "swiglu_limits": [0] * layers, "swiglu_limits_shared": [0] * layers}
+            "swiglu_limits_shared": [0] * layers}
 
 
 def deepseek(rng: random.Random) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def layout(rng: random.Random) -> Case:
     shard = chosen(rng, (2, 3), (3, 1), (4, 4), (6, 1), (8, 3), (16, 1))
     stage = case["dp_replicate"] * shard
     fitting = [ep for ep in (2, 4, 8) if stage % ep == 0]
-    if rng.random() < 0.9:
+    if rng.random() < 0.95:
         case["ep"] = rng.choice(fitting) if fitting and rng.random() < 0.95 else 3
     world = stage * case["pp"]
     return {"world": world, "rank": rng.randrange(world), **{k: v for k, v in case.items() if v > 1}}
@@ -66,10 +66,11 @@ def one(rng: random.Random) -> Case:
     """A full-size preset, or a small model."""
     family = rng.choice(("step", "deepseek"))
     preset = {"step": "step-3.5-flash", "deepseek": "deepseek-v4-flash"}[family]
-    case: Case = {"preset": preset, "fields": {"num_nextn_predict_layers": 0} if rng.random() < 0.15 else
+    whole = {} if family == "step" else {"num_nextn_predict_layers": 0}
+    case: Case = {"preset": preset, "fields": whole if rng.random() < 0.06 else
                   step(rng) if family == "step" else deepseek(rng)}
     case |= layout(rng)
-    maybe(rng, case, 0.15, lora=rng.choice((4, 8)), target_modules=["*_proj"])
+    maybe(rng, case, 0.3 * (family == "step"), lora=rng.choice((4, 8)), target_modules=["*_proj"])
     maybe(rng, case, 0.15, dtype="float32")
     maybe(rng, case, 0.1, reshard_after_forward=rng.choice((True, False)))
     return case

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simcore.operators.automodel.sparse import FROM_ZERO, has_streams, makes_tables
+from simcore.operators.automodel.sparse import FROM_ZERO, has_streams, is_eager_sparse, makes_tables
 from simcore.placement.job import Job
 
 __all__ = ["check_mixers"]
@@ -17,6 +17,9 @@ def check_mixers(job: Job) -> None:
         _check_delta(job)
     if makes_tables(decoder) and job.scenario.training.lengths == "packed":
         raise job.not_yet("training.lengths", "packed sequences of Step 3.5 under automodel")
+    if is_eager_sparse(decoder) and job.mesh.cp > 1:
+        raise job.not_yet("mesh.cp", "context parallelism of MiMo-V2-Flash by TransformerEngine (0.7.0 models/"
+                          "mimo_v2_flash/cp.py)")
     if has_streams(decoder):
         _check_compressed(job)
 

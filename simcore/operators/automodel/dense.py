@@ -52,7 +52,7 @@ DENSE: Final = ("llama", "qwen2", "qwen3")
 
 def norms_by_kernel(family: str) -> bool:
     """True for families whose layers have Automodel's compiled kernel as their norm, not transformers' operators."""
-    return family not in ("qwen3", *FROM_ZERO)
+    return family not in ("qwen3", "mimo_v2_flash", *FROM_ZERO)
 
 
 def dense_norm(env: Env, x: Tensor, path: str, family: str) -> Tensor:

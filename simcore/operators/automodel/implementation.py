@@ -58,7 +58,15 @@ from simcore.operators.automodel.options import AutomodelOptions
 from simcore.operators.automodel.predictions import meet_further, predicted_logits, predictions, with_further
 from simcore.operators.automodel.qwen3_5 import gated_attention, make_tables, stem_tables
 from simcore.operators.automodel.recurrent import delta_net, mamba
-from simcore.operators.automodel.sparse import OF_GRIDS, QWEN3_5, SPARSE, has_streams, has_wide_head, shares_in_layer
+from simcore.operators.automodel.sparse import (
+    OF_GRIDS,
+    QWEN3_5,
+    SPARSE,
+    has_streams,
+    has_wide_head,
+    is_eager_sparse,
+    shares_in_layer,
+)
 from simcore.operators.automodel.stem import (
     by_parts,
     held_for_streams,
@@ -68,6 +76,7 @@ from simcore.operators.automodel.stem import (
     tables_of_stem,
 )
 from simcore.operators.automodel.tensors import tensors
+from simcore.operators.automodel.windowed.mimo import mimo_attention
 from simcore.operators.hf.vision.deepstack import add_in_place
 from simcore.operators.implementation import Implementation
 from simcore.operators.shared import aten
@@ -240,7 +249,7 @@ def _branches(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
         given, env.tape.scope = hidden, f"{branch.name}."
         hidden = region(partial(_block, env, kind, branch, hidden))
         env.tape.scope = ""
-        if kind.family in (*SPARSE, *QWEN3_5):
+        if kind.family in (*SPARSE, *QWEN3_5) and not is_eager_sparse(kind.family):
             named += [hidden, *([given] if _holds_given(kind, branch) else [])]
         del given
         hidden = aten.add(env.tape, residual, hidden, "residual")
@@ -304,6 +313,8 @@ def _mixed(env: Env, kind: LayerKind, branch: Branch, x: Tensor) -> Tensor:
         return latent_attention(env, x, block, branch.name)
     if isinstance(block, GatedDeltaNet):
         return delta_net(env, x, block, branch.name)
+    if isinstance(block, Attention) and is_eager_sparse(kind.family):
+        return mimo_attention(env.tape, partial(linear, env), x, block, branch.name, env.held)
     if isinstance(block, Attention) and (block.sinks or block.gated):
         return (oss_attention if block.sinks else gated_attention)(env, x, block, branch.name)
     if isinstance(block, Attention) and kind.family in SPARSE:

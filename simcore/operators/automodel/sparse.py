@@ -1,9 +1,9 @@
 """Families with experts in every layer, or in every one but the first, whose models NeMo Automodel 0.7.0 writes alike.
 
-`components/models/{deepseek_v3,deepseek_v32,deepseek_v4,glm4_moe,glm4_moe_lite,glm_moe_dsa,gpt_oss,hy_v3,ling_v2,minimax_m2,
-mistral4,qwen3_moe,qwen3_next,step3p5}/model.py`, `{qwen3_5_moe,qwen3_vl_moe}/model.py`: attention, then an MLP or
-experts, each behind its norm, with rotary tables that the model makes of position ids. Nemotron-H has a model of
-another kind.
+`components/models/*/model.py` with the asterisk for deepseek_v3, deepseek_v32, deepseek_v4, glm4_moe, glm4_moe_lite,
+glm_moe_dsa, gpt_oss, hy_v3, ling_v2, mimo_v2_flash, minimax_m2, mistral4, qwen3_moe, qwen3_next, step3p5, qwen3_5_moe
+and qwen3_vl_moe: attention, then an MLP or experts, each behind its norm, with rotary tables that the model makes of
+position ids. Nemotron-H has a model of another kind.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["FROM_ZERO", "OF_GRIDS", "QWEN3_5", "SPARSE", "SparseFamily", "has_streams", "has_wide_head", "makes_tables",
-           "shares_in_layer"]
+__all__ = ["FROM_ZERO", "OF_GRIDS", "QWEN3_5", "SPARSE", "SparseFamily", "has_streams", "has_wide_head",
+           "is_eager_sparse", "makes_tables", "shares_in_layer"]
 
 QWEN3_5: Final = ("qwen3_5_text", "qwen3_5_moe_text")
 """Decoders of Qwen 3.5, dense and with experts: layers alike but for those (`components/models/qwen3_next`)."""
@@ -35,7 +35,8 @@ class SparseFamily:
     says it supports (`ModelCapabilities`), or that the repository's recipes ask for. `wide_head`: its head is fp32, and
     multiplies in it. `streams`: residual streams that layers mix (DeepSeek-V4), with attention to compressed keys.
     `makes_tables`: its layers' attention makes its own rotary tables. `shares_in_layer`: the shared expert is a module
-    of the layer, beside `moe`, and its MLPs register the gate first (Step 3.5).
+    of the layer, beside `moe`, and its MLPs register the gate first (Step 3.5). `eager`: its attention and norms are
+    torch's operators, with masks that the model makes, and its sinks a buffer (MiMo-V2-Flash).
     """
 
     model: str
@@ -51,6 +52,7 @@ class SparseFamily:
     streams: bool = False
     makes_tables: bool = False
     shares_in_layer: bool = False
+    eager: bool = False
     splits: tuple[str, ...] = ("cp", "pp")
 
 
@@ -66,6 +68,7 @@ SPARSE: Final = {
     "glm4_moe_lite": SparseFamily("Glm4MoeLiteForCausalLM", "glm4_moe_lite", splits=()),
     "glm_moe_dsa": SparseFamily("GlmMoeDsaForCausalLM", "glm_moe_dsa"),
     "hy_v3": SparseFamily("HYV3ForCausalLM", "hy_v3", wide=False, wide_product=False, splits=("pp",)),
+    "mimo_v2_flash": SparseFamily("MiMoV2FlashForCausalLM", "mimo_v2_flash", wide=False, eager=True),
     "minimax_m2": SparseFamily("MiniMaxM2ForCausalLM", "minimax_m2", wide_gate=True, splits=("pp",)),
     "mistral4": SparseFamily("Mistral4ForCausalLM", "mistral4", holds_stem=True, wide_product=False, corrects=True,
                              splits=("pp",)),
@@ -99,3 +102,8 @@ def makes_tables(model_type: str) -> bool:
 def shares_in_layer(model_type: str) -> bool:
     """True for a model whose shared expert is a module of the layer."""
     return model_type in SPARSE and SPARSE[model_type].shares_in_layer
+
+
+def is_eager_sparse(model_type: str) -> bool:
+    """True for a model whose attention is torch's operators."""
+    return model_type in SPARSE and SPARSE[model_type].eager

@@ -38,7 +38,7 @@ from simcore.models.blocks import (
 from simcore.models.tensor import TensorSpec, linear_weight
 from simcore.models.vision_blocks import VisionPart
 from simcore.operators.automodel.compressed.tensors import attention_tensors, end_tensors, stream_tensors
-from simcore.operators.automodel.sparse import QWEN3_5, SPARSE, has_wide_head, shares_in_layer
+from simcore.operators.automodel.sparse import QWEN3_5, SPARSE, has_wide_head, is_eager_sparse, shares_in_layer
 from simcore.operators.shared.features import refuse_megatrons
 from simcore.operators.shared.indexer import indexer_tensors
 
@@ -179,17 +179,20 @@ def _delta_net(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
 def _attention(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
     b: Any = branch.block
     hidden, q, kv = (b.hidden, "hidden"), (b.q_size, "heads"), (b.kv_size, "heads")
-    at = branch.name
+    at, size = branch.name, b.value or b.head_dim
     specs = []
     asked = (2 * q[0], q[1]) if b.gated else q
-    for part, out in (("q", asked), ("k", kv), ("v", kv)):
+    for part, out in (("q", asked), ("k", kv), ("v", (b.num_kv_heads * size, "heads"))):
         specs.append(linear_weight(f"{at}.{part}_proj", out, hidden, "attention"))
         if b.bias:
             specs.append(TensorSpec(f"{at}.{part}_proj.bias", (out[0],), (out[1],), "attention", "bias"))
-    specs.append(linear_weight(f"{at}.o_proj", hidden, q, "attention"))
+    specs.append(linear_weight(f"{at}.o_proj", hidden, (b.num_heads * size, "heads"), "attention"))
     if b.bias == "all":
         specs.append(TensorSpec(f"{at}.o_proj.bias", (b.hidden,), ("hidden",), "attention", "bias"))
-    if b.sinks:
+    if b.sinks and is_eager_sparse(family):
+        specs.append(TensorSpec(f"{at}.attention_sink_bias", (b.num_heads,), ("heads",), "attention", stored="fp32",
+                                is_buffer=True, trainable=False))
+    elif b.sinks:
         specs.insert(0, TensorSpec(f"{at}.sinks", (b.num_heads,), ("heads",), "attention"))
     norms = (("q_norm", q[0]), ("k_norm", kv[0])) if b.qk_norm else ()
     for name, size in norms:

@@ -24,6 +24,7 @@ from nemo_automodel.components.distributed.pipelining.config import PipelineConf
 from nemo_automodel.components.models.common import BackendConfig
 from nemo_automodel.components.models.common.utils import prepare_frozen_parameters_for_sharding
 from nemo_automodel.components.models.deepseek_v4.config import DeepseekV4Config
+from nemo_automodel.components.models.mimo_v2_flash.config import MiMoV2FlashConfig
 from nemo_automodel.components.optim.optimizer import _trainable_params_or_groups
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import PretrainedConfig
@@ -38,19 +39,36 @@ WORDS = (("_hc.", "residual_streams"), ("hc_head.", "residual_streams"), ("share
          ("mixer.down_proj", "mlp"), ("mixer.", "mamba"), ("norm", "norms"), ("attn", "attention"), ("mlp", "mlp"))
 
 
-OWN = {"deepseek_v4": DeepseekV4Config, "step3p5": type("Step3p5Config", (PretrainedConfig,), {
-    "model_type": "step3p5", "rms_norm_eps": 1e-5, "attention_bias": False, "max_position_embeddings": 4096})}
+_STEP = type("Step3p5Config", (PretrainedConfig,), {
+    "model_type": "step3p5", "rms_norm_eps": 1e-5, "attention_bias": False, "max_position_embeddings": 4096,
+    "rope_theta": 10000.0, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}})
+OWN = {"deepseek_v4": DeepseekV4Config, "mimo_v2_flash": MiMoV2FlashConfig, "step3p5": _STEP}
 """Configurations that transformers does not read as Automodel does. Step's published file brings a class, of which
 those of its values stand here that the model reads and the file does not say."""
-ARCHITECTURES = {"deepseek_v4": "DeepseekV4ForCausalLM", "step3p5": "Step3p5ForCausalLM"}
+ARCHITECTURES = {"deepseek_v4": "DeepseekV4ForCausalLM", "mimo_v2_flash": "MiMoV2FlashForCausalLM",
+                 "step3p5": "Step3p5ForCausalLM"}
 
 
 def _own_configuration(case: Case) -> PretrainedConfig:
     fields = fields_of(case)
     family = fields.pop("model_type")
+    fields |= _words_of_mimo(fields) if family == "mimo_v2_flash" else {}
     made = OWN[family](**fields, architectures=[ARCHITECTURES[family]])
     made._attn_implementation = "sdpa"
     return made
+
+
+def _words_of_mimo(fields: Case) -> Case:
+    """Words of the published file for those that transformers makes of them."""
+    count = fields["num_hidden_layers"]
+    types = fields.pop("layer_types", None) or [
+        "full_attention" if i == 0 or (i + 1) % 6 == 0 else "sliding_attention" for i in range(count)]
+    sparse = fields.pop("mlp_layer_types", None) or ["dense", *["sparse"] * count][:count]
+    return {"hybrid_layer_pattern": [int(one == "sliding_attention") for one in types],
+            "moe_layer_freq": [int(one == "sparse") for one in sparse],
+            "swa_num_attention_heads": fields["num_attention_heads"],
+            "swa_num_key_value_heads": 2 * fields["num_key_value_heads"], "swa_head_dim": fields["head_dim"],
+            "swa_v_head_dim": fields["v_head_dim"]}
 
 
 def part_of(name: str) -> str:

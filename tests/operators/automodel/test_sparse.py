@@ -34,8 +34,9 @@ def graph(family: str, **overrides: Any) -> ModelGraph:
 
 
 def test_every_family_is_measured_here_or_by_a_probe_of_its_own() -> None:
-    assert {*PRESETS, "deepseek_v3", "deepseek_v32", "deepseek_v4", "glm_moe_dsa", "gpt_oss", "mistral4",
-            "qwen3_5_moe_text", "qwen3_moe", "qwen3_next", "qwen3_vl_moe_text", "step3p5"} == set(SPARSE)
+    assert {*PRESETS, "deepseek_v3", "deepseek_v32", "deepseek_v4", "glm_moe_dsa", "gpt_oss", "mimo_v2_flash",
+            "mistral4", "qwen3_5_moe_text", "qwen3_moe", "qwen3_next", "qwen3_vl_moe_text",
+            "step3p5"} == set(SPARSE)
 
 
 @pytest.mark.parametrize("family", PRESETS)
