@@ -15,6 +15,7 @@ highest of each pass, and until the end of the last backward. `steps`: microbatc
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -129,8 +130,10 @@ def measured(case: dict[str, Any]) -> dict[str, Any]:
     model.train()
     if case["replays"]:  # as the Trainer's train() does
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=made.args.gradient_checkpointing_kwargs)
+    gc.disable()  # what an earlier step left in cycles is freed before the last
     for _ in range(3):
         noted.parts.clear()
+        gc.collect()
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler, noted:
             for left in reversed(range(case.get("steps", 1))):  # as accelerate's no_sync
                 model.set_requires_gradient_sync(left == 0)
