@@ -28,7 +28,7 @@ from torch.profiler import ProfilerActivity, profile
 from trl.trainer import grpo_trainer  # noqa: F401 - before this folder is searched
 
 sys.path.append(str(Path(__file__).parent))
-import probe_trl_grpo as grpo  # noqa: E402
+import probe_trl_grpo as grpo
 
 SEED, COUNT = 20270203, 44
 
