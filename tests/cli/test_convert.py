@@ -105,8 +105,8 @@ def test_a_recipe_becomes_one_of_another_tool(ran: Run, tmp_path: Path) -> None:
     assert "--num-layers 36" in made.out
 
 
-ZERO = SMALL.replace("automodel", "zero2").replace("global_batch_size: 16",
-                                                   "global_batch_size: 16, loss: fused_lm_head")
+ZERO = SMALL.replace("automodel", "zero2").replace(
+    "global_batch_size: 16", "global_batch_size: 16, loss: fused_lm_head")
 
 
 def test_files_beside_a_recipe_have_its_name(ran: Run, tmp_path: Path) -> None:
