@@ -100,9 +100,9 @@ def _attention_of_gemma4(tape: Tape, run: LayerWorkload, branch: Branch, inputs:
 
 
 def _attention_of_olmo2(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs,
-                        *norm: Norm) -> tuple[Tensor, object]:
+                        norm: Norm = rms_norm_in_fp32) -> tuple[Tensor, object]:
     held: list[Tensor] = []
-    return decoders.olmo2_attention(tape, run, branch, inputs, _eager(tape, run, branch, inputs, held), *norm), held
+    return decoders.olmo2_attention(tape, run, branch, inputs, _eager(tape, run, branch, inputs, held), norm), held
 
 
 def _attention_of_minimax_m2(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
