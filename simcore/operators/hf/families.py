@@ -324,7 +324,7 @@ FAMILIES: Final = {
     "nemotron": Family(attention=_turning_by(decoders.nemotron_rotate, joins=True)),
     "olmo3": Family(norm=rms_norm_in_fp32, attention=_attention_of_olmo2, wide_tables=True, masks=2),
     "olmo2": Family(norm=rms_norm_in_fp32, attention=_attention_of_olmo2, wide_tables=True),
-    "olmoe": Family(attention=lambda *given: _attention_of_olmo2(*given, _norm)),
+    "olmoe": Family(attention=partial(_attention_of_olmo2, norm=_norm)),
     "phi": Family(attention=_attention_of_phi, mlp=_mlp_of_phi),
     "phi3": Family(attention=_attention_of_phi3, mlp=_mlp_of_phi3),
     "qwen2_moe": Family(masks=2),
