@@ -27,7 +27,7 @@ def _preset(monkeypatch: pytest.MonkeyPatch) -> None:
 
 HELD = ("exaone-026", "exaone-038")
 """Their first layer sees all tokens and others have a window that is shorter than the sequence: here the mask of each
-microbatch, a byte for each pair of a query and a key, is not freed by the first layer, which does not read it. Published
+microbatch, a byte for each pair of query and key, is not freed by the first layer, which does not read it. Published
 models begin with a window."""
 
 

@@ -103,8 +103,7 @@ def table_of(job: Draft, options: dict[str, object], *, sends_apart: bool = Fals
     policies, offload = rules(job, made), activation_offload(job, options)
     _note_defaults(job)
     return _with_kept_inputs(job.graph, Framework(
-        name="megatron", version=version_of(job),
-        rules=policies, units=(),
+        name="megatron", version=version_of(job), rules=policies, units=(),
         strategy=_buckets(job, options, made, fp8, made_stages),
         optimizer=Optimizer(training.optimizer.name, "te", grad_copy=made.grads != "fp32" and not made.precise,
                             late_master=made.precise and not made.offloaded),
