@@ -46,7 +46,8 @@ _FP32: Final = 4
 _FIRST: Final = "0.12.0"
 TOWER: Final = ("vision_tower", "projector", "sound_tower")
 """Components of towers, which decoding does not read."""
-_TOWERS: Final = {_FIRST: ("qwen2_5_vl",), "0.25.1": ("gemma3", "nemotron_h_omni", "qwen2_5_vl")}
+_TOWERS: Final = {_FIRST: ("qwen2_5_vl",), "0.25.1": (
+    "gemma3", "nemotron_h_omni", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe")}
 """Families whose vision tower is described (`vision.py`), by version."""
 WINDOWED: Final = ("gemma3", "gemma3_text", "gpt_oss", "mistral")
 """Families whose attention with a window, or sinks, is described (`models/gemma3.py`, `gpt_oss.py`, `mistral.py`)."""
