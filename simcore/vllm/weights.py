@@ -18,6 +18,7 @@ from simcore.models.blocks import (
     Branch,
     Embedding,
     FinalNorm,
+    GatedDeltaNet,
     Head,
     LatentAttention,
     LayerKind,
@@ -49,9 +50,11 @@ TOWER: Final = ("vision_tower", "projector", "sound_tower")
 _TOWERS: Final = {_FIRST: ("qwen2_5_vl",), "0.25.1": (
     "gemma3", "nemotron_h_omni", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe")}
 """Families whose vision tower is described (`vision.py`), by version."""
+_DELTA: Final = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
+"""Families with gated delta nets that 0.25.1 has (`models/registry.py`); Qwen 3.5 with its tower alone."""
 WINDOWED: Final = ("gemma3", "gemma3_text", "gpt_oss", "mistral")
 """Families whose attention with a window, or sinks, is described (`models/gemma3.py`, `gpt_oss.py`, `mistral.py`)."""
-_SERVED: Final = (Attention, LatentAttention, Mamba2, Moe, Mlp)
+_SERVED: Final = (Attention, GatedDeltaNet, LatentAttention, Mamba2, Moe, Mlp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,12 @@ def _uncut_mamba(block: Mamba2, tp: int) -> Iterator[tuple[str, str]]:
                "must equal 1")
 
 
+def _uncut_delta(block: GatedDeltaNet, tp: int) -> Iterator[tuple[str, str]]:
+    for name, count in (("key", block.num_key_heads), ("value", block.num_value_heads)):
+        if count % tp:
+            yield f"{count} {name} heads of a gated delta net are not divisible by tp {tp}", _DIVIDE
+
+
 def _uncut_mlp(block: Mlp, tp: int) -> Iterator[tuple[str, str]]:
     if block.ffn % tp:
         yield f"an MLP of {block.ffn} is not divisible by tp {tp}", _DIVIDE
@@ -130,7 +139,8 @@ def _uncut_moe(block: Moe, tp: int) -> Iterator[tuple[str, str]]:
 
 
 _REFUSED: Final[dict[type, Callable[[Any, int], Iterator[tuple[str, str]]]]] = {
-    Attention: _uncut_attention, LatentAttention: _uncut_latent_attention, Mamba2: _uncut_mamba, Mlp: _uncut_mlp,
+    Attention: _uncut_attention, LatentAttention: _uncut_latent_attention, Mamba2: _uncut_mamba,
+    GatedDeltaNet: _uncut_delta, Mlp: _uncut_mlp,
     Moe: _uncut_moe}
 
 
@@ -162,6 +172,8 @@ def unserved(architecture: Architecture, version: str) -> str:
     for block in blocks:
         if not isinstance(block, _SERVED):
             return "layers without attention or Mamba"
+        if isinstance(block, GatedDeltaNet) and (version == _FIRST or architecture.family not in _DELTA):
+            return f"gated delta nets of {architecture.family} with vLLM {version} (served: 0.25.1, {', '.join(_DELTA)})"
         if isinstance(block, LatentAttention) and version == _FIRST:
             return f"multi-head latent attention with vLLM {version} (served: 0.25.1)"
         if isinstance(block, Attention) and (block.sinks or block.window):
@@ -274,6 +286,10 @@ def _of_block(branch: Branch, kind: LayerKind, tp: int, recipes: Iterator[Recipe
         yield Weight("norms", block.q_rank + block.kv_rank)  # on the way up
     elif isinstance(block, Mamba2):
         yield from _beside_mamba(block, tp)
+    elif isinstance(block, GatedDeltaNet):
+        heads = block.num_value_heads // tp  # steps in 16 bits, decay in fp32, and the gated norm of a head, whole
+        yield Weight("delta_net", heads + block.value_dim)
+        yield Weight("delta_net", heads, _FP32)
     elif isinstance(block, Moe):
         yield from _router(block, kind, narrow=narrow)
         if block.bias:  # of gate and up cut by tp, of down and the router whole (`models/gpt_oss.py`)
@@ -298,7 +314,8 @@ def _component(block: object, linear: Linear) -> str:
 
 
 _OF_BLOCKS: Final[dict[type, str]] = {
-    Attention: "attention", LatentAttention: "attention", Mamba2: "mamba", Mlp: "mlp", Head: "lm_head"}
+    Attention: "attention", GatedDeltaNet: "delta_net", LatentAttention: "attention",
+    Mamba2: "mamba", Mlp: "mlp", Head: "lm_head"}
 
 
 _OF_EXPERTS: Final = {"gate": "router", "fc1_latent_proj": "latent_projections",

@@ -190,12 +190,17 @@ def measured(name: str, tp: int) -> dict[str, Any]:
             "stays": pixels.numel() + out.numel(), "table": tower.rotary_pos_emb.cos_sin_cache.untyped_storage().nbytes()}
 
 
-def main() -> str:
-    """Text of the file."""
+def without_server() -> None:
+    """Lets vLLM be imported without what only a server, or a GPU, needs."""
     sys.meta_path.insert(0, Absent())
     register = torch.library.register_fake
     torch.library.register_fake = lambda name, *given, **more: (lambda made: made) if str(name).startswith(
         "torchvision") else register(name, *given, **more)
+
+
+def main() -> str:
+    """Text of the file."""
+    without_server()
     import vllm
 
     return listed([{"version": vllm.__version__} | measured(*case) for case in CASES])
