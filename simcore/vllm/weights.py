@@ -164,7 +164,7 @@ def unserved(architecture: Architecture, version: str) -> str:
     """
     if any(kind.shared for kind in _kinds(architecture)):
         return "layers that share a transformer"
-    if architecture.has_tower and (missing := _unserved_tower(architecture, version)):
+    if missing := _unserved_tower(architecture, version) or _unserved_delta(architecture, version):
         return missing
     blocks = [branch.block for kind in _kinds(architecture) for branch in kind.branches]
     if len({(block.num_kv_heads, block.head_dim) for block in blocks if isinstance(block, Attention)}) > 1:
@@ -172,8 +172,6 @@ def unserved(architecture: Architecture, version: str) -> str:
     for block in blocks:
         if not isinstance(block, _SERVED):
             return "layers without attention or Mamba"
-        if isinstance(block, GatedDeltaNet) and (version == _FIRST or architecture.family not in _DELTA):
-            return f"gated delta nets of {architecture.family} with vLLM {version} (served: 0.25.1, {', '.join(_DELTA)})"
         if isinstance(block, LatentAttention) and version == _FIRST:
             return f"multi-head latent attention with vLLM {version} (served: 0.25.1)"
         if isinstance(block, Attention) and (block.sinks or block.window):
@@ -188,9 +186,19 @@ def unserved(architecture: Architecture, version: str) -> str:
     return ""
 
 
+def _unserved_delta(architecture: Architecture, version: str) -> str:
+    family = architecture.family
+    if (version != _FIRST and family in _DELTA) or not any(
+            isinstance(branch.block, GatedDeltaNet) for kind in _kinds(architecture) for branch in kind.branches):
+        return ""
+    return f"gated delta nets of {family} with vLLM {version} (served: 0.25.1, {', '.join(_DELTA)})"
+
+
 def _unserved_tower(architecture: Architecture, version: str) -> str:
     family, served = architecture.family, _TOWERS[version]
-    return "" if family in served else f"the vision tower of {family} with vLLM {version} (served: {', '.join(served)})"
+    if not architecture.has_tower or family in served:
+        return ""
+    return f"the vision tower of {family} with vLLM {version} (served: {', '.join(served)})"
 
 
 def weights(architecture: Architecture, tp: int, recipe: Recipe | None = None, *, narrow_router: bool = False

@@ -219,7 +219,8 @@ def measure(case) -> dict[str, object]:
 def main() -> None:
     sys.meta_path.insert(0, StandIns(Path(sys.argv[1])))
     newer = importlib.util.find_spec(REAL[-1]) is not None
-    rows = [measure(case) for case in CASES if newer or not ({"mode", "drafted", "pass"} & case.keys() or "delta" in case["name"])]
+    rows = [measure(case) for case in CASES if newer or not (
+        {"mode", "drafted", "pass"} & case.keys() or "delta" in case["name"])]
     print(listed(rows))
 
 

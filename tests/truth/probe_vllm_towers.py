@@ -56,7 +56,7 @@ class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
         """Returns a package for a name in `SERVER`."""
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) if name.split(".")[0] in SERVER else None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if name.partition(".")[0] in SERVER else None
 
     def create_module(self, spec: Any) -> Any:
         """Returns a mock."""
@@ -187,7 +187,8 @@ def measured(name: str, tp: int) -> dict[str, Any]:
              "merger": sizes["merger"]}
     return {"model": name, "vision": TOWERS[name], "tp": tp, "depth": len(tower.blocks), "sizes": parts,
             "highest": alive.peak // 2, "tensors": [size // 2 for size in alive.parts],
-            "stays": pixels.numel() + out.numel(), "table": tower.rotary_pos_emb.cos_sin_cache.untyped_storage().nbytes()}
+            "stays": pixels.numel() + out.numel(),
+            "table": tower.rotary_pos_emb.cos_sin_cache.untyped_storage().nbytes()}
 
 
 def without_server() -> None:

@@ -44,6 +44,7 @@ def test_the_profile_run_of_an_image_is_as_high_as_what_vllm_s_forward_holds() -
 
 def test_an_engine_encodes_as_many_images_as_a_pass_has_tokens() -> None:
     case = CASES[0]
-    one, three = (encoder(architecture(case), 1, (tokens, 8, 65536), RELEASES["0.25.1"]) for tokens in (8192, 3 * 16384))
+    one, three = (encoder(architecture(case), 1, (tokens, 8, 65536), RELEASES["0.25.1"])
+                  for tokens in (8192, 3 * 16384))
     assert (three.highest, three.stays) == (3 * one.highest, 3 * one.stays)
     assert one.stays == case["stays"]
