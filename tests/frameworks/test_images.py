@@ -215,6 +215,7 @@ def test_a_tower_that_is_given_text_alone_is_refused_where_it_was_not_measured()
             ("gemma-3-4b", {"framework": "ddp", "mesh": {}}, "text alone, of gemma3 under ddp (served: mistral3,"),
             ("qwen3.5-0.8b", {"framework": "ddp", "mesh": {"dp_replicate": 2}}, "ranks whose buckets wait for"),
             ("ministral-3-3b", {"mesh": {"dp_shard": 8}, "method": "qlora"}, "not yet: qlora of a model with a vision"),
+            ("ministral-3-3b", {"mesh": {"dp_shard": 8}, "recompute": "full"}, "not yet: activation checkpointing of"),
             ("gemma-3-4b", {"mesh": {"dp_shard": 8}}, "given text alone, of gemma3 by the layers of hf"),
             ("gemma-3-4b-text", {"mesh": {"dp_shard": 8}}, "images: changes nothing: gemma3_text has no")):
         asked = scenario(model, **TEXT | changed)

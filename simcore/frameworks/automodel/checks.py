@@ -112,15 +112,18 @@ _REPLAYED: Final = ("gemma3", "gemma4")
 
 _AT_REST: Final = ("mistral3", "qwen2_5_vl", "qwen3_vl")
 """Families of transformers' layers whose towers were measured at rest."""
+_POLICIES_AT_REST: Final = ("mistral3", "qwen2_5_vl")
+"""Those that were measured as policies of NeMo RL too; of Qwen 3 VL more was told than was measured."""
 
 
 def _sees_as_policy(job: Job) -> bool:
     """True for a policy of NeMo RL whose tower was measured: that of Qwen 2.5 VL, trained with all else, or at rest."""
-    training, resting = job.scenario.training, bool(job.graph.architecture.resting)
-    return (job.scenario.framework_version == NEMO_RL and job.mesh.size > 1 and job.mesh.tp == 1
-            and training.method == "full" and not training.offload.part("params")[1]
-            and (resting or (job.graph.architecture.family == "qwen2_5_vl" and not training.frozen
-                             and training.recompute == "none")))
+    training, family = job.scenario.training, job.graph.architecture.family
+    found = family in _POLICIES_AT_REST if job.graph.architecture.resting else (
+        family == "qwen2_5_vl" and not training.frozen)
+    return (found and job.scenario.framework_version == NEMO_RL and job.mesh.size > 1 and job.mesh.tp == 1
+            and training.method == "full" and training.recompute == "none"
+            and not training.offload.part("params")[1])
 
 
 def _freezes_at_rest_alone(job: Job) -> bool:
@@ -149,11 +152,10 @@ def _check_hf(job: Job) -> None:
     if job.scenario.training.frozen and job.scenario.framework_version not in ("auto", "0.7.0") and not (
             job.graph.architecture.resting and _freezes_at_rest_alone(job)):
         raise job.not_yet("training.frozen", f"frozen parameters under automodel {job.scenario.framework_version}")
-    resting = bool(job.graph.architecture.resting)
-    towers = job.graph.architecture.has_tower or resting
+    towers = job.graph.architecture.has_tower or bool(job.graph.architecture.resting)
     if towers and job.scenario.framework_version not in ("auto", "0.7.0") and not _sees_as_policy(job):
         raise job.not_yet("framework_version", f"a vision tower under automodel {job.scenario.framework_version}")
-    if towers and job.scenario.training.recompute != "none" and family not in (_AT_REST if resting else _REPLAYED):
+    if towers and job.scenario.training.recompute != "none" and family not in _REPLAYED:
         raise job.not_yet("training.recompute", "activation checkpointing of a model with a vision tower")
     if family == "gemma4":
         _check_gemma4(job)
