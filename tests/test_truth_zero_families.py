@@ -32,7 +32,7 @@ PRESETS = {"llama": "llama-3.2-1b", "mistral": "mistral-7b-v0.1", "qwen2": "qwen
            "glm4": "glm-4-32b-0414", "olmo2": "olmo-2-1b", "olmo3": "olmo-3-7b",
            "cohere2": "command-r7b", "phi": "phi-2", "falcon_h1": "falcon-h1-0.5b",
            "bamba": "bamba-9b", "nemotron_h": "nemotron-3-nano-30b-a3b"}
-APART = ("m69",)
+APART = ("m2",)
 """Mamba-2 under ZeRO-2: in the lowest layer two small gradients come behind the last product's, in autograd's heap.
 
 [Note: parameters that a kernel reads]: nodes of equal rank. One call is 1,560 bytes smaller, a later one larger.

@@ -141,7 +141,8 @@ class FrameworkAdapter:
     blocks count as rounded up. `memory_options`: settings of the framework that advice tries where a job does not fit.
     `implied`: keys of the scenario, with the value that they have where it leaves them out.
     `reads_images`: models with a vision tower are served; `trains_towers`: towers with gradients or adapters
-    too; `replays_towers`: checkpointed layers around one; `rests_towers`: towers that are given no images.
+    too; `replays_towers`: checkpointed layers around one; `rests_towers`: towers that are given no images;
+    `freezes_at_rest`: whether such a tower is frozen tells how it is wrapped, and may be said.
     `packs_images`: packs of sequences with images.
     `trained_fronts`: classes of patches of the towers that it trains as a whole, where they are others.
     `scores_images`: workers of reinforcement learning over it are given images.
@@ -186,6 +187,7 @@ class FrameworkAdapter:
     trains_towers: bool = False
     replays_towers: bool = False
     rests_towers: bool = False
+    freezes_at_rest: bool = False
     packs_images: bool = False
     trained_fronts: tuple[type, ...] = ()
     scores_images: bool = False

@@ -270,7 +270,7 @@ def _with_frozen(graph: ModelGraph, scenario: Scenario, adapter: FrameworkAdapte
                              f"{graph.implementation} (served: fsdp2 with those of hf)"))
     if any(kind.shared for kind in graph.kinds):
         raise NotYet(Problem(where, "not yet: frozen parameters of a model whose layers share some"))
-    if graph.architecture.resting:
+    if graph.architecture.resting and not adapter.freezes_at_rest:
         raise NotYet(Problem(where, "not yet: frozen parameters of a model with a vision tower that is given text "
                              "alone"))
     found, unmatched = with_frozen(graph, patterns)

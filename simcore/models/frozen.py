@@ -24,8 +24,8 @@ def with_frozen(graph: ModelGraph, patterns: tuple[str, ...]) -> tuple[ModelGrap
     """(model whose parameters that match a pattern have no gradient, patterns that match nothing).
 
     A pattern is compared with the whole name of a parameter in the model (layer path and all) and with the names of the
-    modules around it; `*` stands for any text. Layers of one kind with different frozen tensors become separate kinds,
-    numbered after the others.
+    modules around it; `*` stands for any text. What rests has its whole name already. Layers of one kind with different
+    frozen tensors become separate kinds, numbered after the others.
     """
     hits = _Hits(patterns)
     kinds, tensors, hit = list(graph.kinds), list(graph.tensors), set[str]()
@@ -33,7 +33,8 @@ def with_frozen(graph: ModelGraph, patterns: tuple[str, ...]) -> tuple[ModelGrap
     layers = []
     for layer in graph.layers:
         specs = graph.tensors[layer.kind]
-        found = {number: hits(f"{layer.path}.{spec.name}") for number, spec in enumerate(specs) if spec.is_owned}
+        found = {number: hits(spec.name if spec.rests else f"{layer.path}.{spec.name}")
+                 for number, spec in enumerate(specs) if spec.is_owned}
         hit.update(*found.values())
         cold = tuple(number for number, by in found.items() if by)
         key = (layer.kind, cold)
@@ -62,7 +63,8 @@ class _Hits:
 
 
 def _without_gradient(specs: tuple[TensorSpec, ...], cold: tuple[int, ...]) -> tuple[TensorSpec, ...]:
-    return tuple(replace(spec, trainable=False) if number in cold else spec for number, spec in enumerate(specs))
+    return tuple(replace(spec, trainable=False, frozen=spec.rests) if number in cold else spec
+                 for number, spec in enumerate(specs))
 
 
 def _with_tied_head(graph: ModelGraph) -> ModelGraph:

@@ -19,7 +19,8 @@ class TensorSpec:
     tensors of this shape (one weight an expert). `tied`: the storage is another layer's; the graph sets it from its
     edges, an implementation never does. `stored`: a
     dtype that the implementation insists on ("" follows the scenario). `rests`: of a vision tower that is given no
-    images; it lies beside the embedding, whose step never reads it.
+    images; it lies beside the embedding, whose step never reads it. `frozen`: of what rests, which has no gradient
+    anyway, by `training.frozen`.
     """
 
     name: str
@@ -33,6 +34,7 @@ class TensorSpec:
     copies: int = 1
     tied: bool = False
     rests: bool = False
+    frozen: bool = False
 
     def __post_init__(self) -> None:
         assert len(self.dims) == len(self.shape), f"{self.name}: {len(self.shape)} dimensions, {len(self.dims)} names"

@@ -21,7 +21,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from simcore.models.blocks import Attention, LatentAttention, Mamba2
+from simcore.models.blocks import Attention, GatedDeltaNet, LatentAttention, Mamba2
 from simcore.models.config import Architecture
 from simcore.units import dtype_bytes
 from simcore.vllm.drafter import Drafter
@@ -172,12 +172,13 @@ def pages(architecture: Architecture, tp: int, formats: Formats, release: Releas
     """
     blocks = [branch.block for _, kind in layers_of(architecture) for branch in kind.branches]
     attention = [block for block in blocks if isinstance(block, Attention | LatentAttention)]
-    mamba = [block for block in blocks if isinstance(block, Mamba2)]
+    mamba = [block for block in blocks if isinstance(block, GatedDeltaNet | Mamba2)]
     token = _elements(attention[0], tp) * dtype_bytes(formats.kv)
     drafted, layers = (drafter.tokens, drafter.attention_layers) if drafter else (0, 0)
+    chunk = mamba[0].chunk if mamba and isinstance(mamba[0], Mamba2) else 1
     state = _state(mamba[0], tp, formats, drafted) if mamba else 0
     states = release.states(architecture.family, mode, cached=cached)
-    step = math.lcm(block, mamba[0].chunk) if mamba and states == "every" else block
+    step = math.lcm(block, chunk) if states == "every" else block
     block_size = step * max(1, -(-state // (step * token)))
     seen = [block.window for block in attention if isinstance(block, Attention) and block.window]
     attending = len(attention) - len(seen) + layers
@@ -197,12 +198,16 @@ def _elements(block: Attention | LatentAttention, tp: int) -> int:
     return 2 * kv_heads(block, tp) * block.head_dim
 
 
-def _state(block: Mamba2, tp: int, formats: Formats, drafted: int) -> int:
+def _state(block: GatedDeltaNet | Mamba2, tp: int, formats: Formats, drafted: int) -> int:
     """Bytes of one sequence in one Mamba layer: the last inputs of the convolution, and a matrix a head.
 
-    `drafted`: tokens of speculative decoding, as many inputs more. `mamba/mamba_utils.py` mamba2_state_shape; a single
-    group is replicated on every rank.
+    `drafted`: tokens of speculative decoding, as many inputs more. `mamba/mamba_utils.py` mamba2_state_shape, where a
+    single group is replicated on every rank, and gated_delta_net_state_shape.
     """
+    if isinstance(block, GatedDeltaNet):
+        conv = (block.conv_kernel - 1 + drafted) * block.conv_dim // tp
+        recurrent = block.num_value_heads // tp * block.value_dim * block.key_dim
+        return conv * dtype_bytes(formats.conv) + recurrent * dtype_bytes(formats.ssm)
     groups = block.num_groups if block.num_groups % tp == 0 else tp
     conv = (block.conv_kernel - 1 + drafted) * (block.inner + 2 * groups * block.state) // tp
     recurrent = block.num_heads // tp * block.head_dim * block.state

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.inputs.generation import Generation
 from simcore.inputs.scenario import Scenario
-from simcore.models.blocks import LatentAttention, Mamba2, Moe
+from simcore.models.blocks import GatedDeltaNet, LatentAttention, Mamba2, Moe
 from simcore.models.config import Architecture
 from simcore.models.vision_blocks import Projector
 from simcore.results.report import Assumption
@@ -25,8 +25,10 @@ def check_asked(scenario: Scenario, given: Generation, architecture: Architectur
     _check_passes(scenario, given, version, longest)
     _check_experts(scenario, given, architecture)
     _check_tower(scenario, given, architecture)
+    _check_delta(scenario, given, architecture)
     blocks = [branch.block for _, kind in architecture.parts for branch in kind.branches]
-    if given.block_size is not None and any(isinstance(block, LatentAttention | Mamba2) for block in blocks):
+    if given.block_size is not None and any(isinstance(block, GatedDeltaNet | LatentAttention | Mamba2)
+                                          for block in blocks):
         raise NotYet(Problem(scenario.where("generation", "block_size"), "not yet: blocks of a given size of latent "
                              "attention, or beside states of Mamba"))
 
@@ -38,11 +40,29 @@ def _check_tower(scenario: Scenario, given: Generation, architecture: Architectu
         if not given.profiles_images:
             raise InputError(Problem(at, f"profiles_images: changes nothing: {architecture.family} reads no images"))
         return
-    for key, is_asked in (("max_loras", bool(given.max_loras)), ("quantization", given.quantization != "auto"),
-                          ("num_speculative_tokens", bool(given.num_speculative_tokens)),
-                          ("chunked_prefill", not given.chunked_prefill)):
+    for key, is_asked in _beside(given):
         if is_asked:
             raise NotYet(Problem(scenario.where("generation", key), f"not yet: {key} of an engine with a vision tower"))
+
+
+def _check_delta(scenario: Scenario, given: Generation, architecture: Architecture) -> None:
+    """Refuses what is not described beside gated delta nets: adapters, few bits, drafts, prompts that are read whole.
+
+    Their projections are made otherwise for adapters and few bits (0.25.1 `qwen_gdn_linear_attn.py`:478, :616).
+    """
+    if not any(isinstance(branch.block, GatedDeltaNet) for _, kind in architecture.parts for branch in kind.branches):
+        return
+    for key, is_asked in _beside(given):
+        if is_asked:
+            raise NotYet(Problem(scenario.where("generation", key), f"not yet: {key} of an engine with gated delta "
+                                 "nets"))
+
+
+def _beside(given: Generation) -> tuple[tuple[str, bool], ...]:
+    """Pairs (key, True if it is asked for) of what changes how a model is built or read."""
+    return (("max_loras", bool(given.max_loras)), ("quantization", given.quantization != "auto"),
+            ("num_speculative_tokens", bool(given.num_speculative_tokens)),
+            ("chunked_prefill", not given.chunked_prefill))
 
 
 def _check_passes(scenario: Scenario, given: Generation, version: str, longest: int) -> None:

@@ -45,6 +45,8 @@ GRAPH_BYTES: Final = GIB
 _REDUCE_BYTES: Final = 2 * 8 * _MIB
 """Custom all-reduce of more than one rank: two buffers of 8 MiB (`custom_all_reduce.py`), before memory is read."""
 _NCCL: Final = {True: (544, 688), False: (342, 392)}
+_WIDE_STATES: Final = ("nemotron_h", "qwen3_5_moe_text", "qwen3_5_text")
+"""Decoders whose recurrent states have a format of their own: `Release.hybrid_state`."""
 _LARGE: Final = 70 * GIB
 _FULL, _PAGES, _MOST = 8, 4, 2**16
 """Full sequences, pages of each sequence, and most tokens of latent attention's workspace."""
@@ -153,7 +155,7 @@ class Engine:
     def formats(self) -> Formats:
         """Dtypes of the cache: keys and values, and the two states of Mamba layers."""
         kv, ssm = self.generation.kv_dtype, self.generation.ssm_dtype
-        hybrid = self.release.hybrid_state if self.architecture.decoder == "nemotron_h" else ""
+        hybrid = self.release.hybrid_state if self.architecture.decoder in _WIDE_STATES else ""
         return Formats(MODEL_DTYPE if kv == "auto" else kv, MODEL_DTYPE,
                        (hybrid or MODEL_DTYPE) if ssm == "auto" else ssm)
 

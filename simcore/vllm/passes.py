@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from simcore.models.blocks import Attention, LatentAttention, Mamba2, Mlp, Moe
+from simcore.models.blocks import Attention, GatedDeltaNet, LatentAttention, Mamba2, Mlp, Moe
 from simcore.vllm.prefill import products_rate, used_elements
 from simcore.vllm.protocol import InferenceEngine
 from simcore.vllm.weights import layers_of, padded_rows
@@ -29,7 +29,7 @@ __all__ = ["HOST_PASS_S", "HOST_SEQUENCE_S", "beside_seconds"]
 HOST_PASS_S: Final = 1.4e-3
 HOST_SEQUENCE_S: Final = 12.7e-6
 """Seconds of the host for a pass, and for each sequence in it: [Note: a pass]."""
-_SMALL: Final = {Attention: 4, LatentAttention: 6, Mamba2: 4, Mlp: 2, Moe: 6}
+_SMALL: Final = {Attention: 4, GatedDeltaNet: 4, LatentAttention: 6, Mamba2: 4, Mlp: 2, Moe: 6}
 """Kernels of a block that are no products."""
 _SAMPLED: Final = 42
 """Bytes that a sampler moves for each logit."""

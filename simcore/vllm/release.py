@@ -22,7 +22,8 @@ class Release:
     """One version of vLLM.
 
     `graphs_in_budget`: an estimate of CUDA graphs is subtracted from the cache's memory; in older versions they are
-    additional. `hybrid_state`: default format of Nemotron-H's recurrent state; "" that of the model.
+    additional. `hybrid_state`: default format of the recurrent states of Nemotron-H and Qwen 3.5; ""
+    that of the model.
     `padded_below`: layers of two kinds are grouped by the more numerous kind if its number is less than this factor
     times the other's. `by_group`: the need of a sequence is counted in blocks of groups, in older versions in pages of
     layers. `sampled`: bytes of each logit in the sampler, in addition to the model's own: 0.12.0 a copy in fp32, its

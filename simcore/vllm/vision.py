@@ -2,7 +2,8 @@
 
 vLLM 0.25.1, `mm_encoder_tp_mode: weights` (`config/multimodal.py`:145, the default): linears of a tower's layers are
 cut by tp, patches, positions and norms are whole on every rank. `models/siglip.py` and `models/gemma3_mm.py` (its
-projector is whole), `models/qwen2_5_vl.py` (its merger is cut), which 0.12.0 has alike, `models/nano_nemotron_vl.py`.
+projector is whole), `models/qwen2_5_vl.py` (its merger is cut), which 0.12.0 has alike, `models/qwen3_vl.py`
+Qwen3_VisionTransformer (also cut), `models/nano_nemotron_vl.py`.
 
 [Note: profile run of the encoder]
 `v1/worker/gpu_model_runner.py`:6290 profile_run encodes as many of the largest item as a pass holds tokens of
@@ -15,6 +16,8 @@ or in its norm that adds, written in fp32 where no kernel does it (`layers/layer
 operators and its norm casts the sum alone (`layers/activation.py` SiluAndMul.forward_native, `layers/layernorm.py`
 forward_static) beside a compiled language model; in an eager engine both are kernels, of which the norm's writes in
 place, and attention may hold more: its input, the norm, query, key and value, both rotated, and two outputs.
+Qwen 3.5's largest item is an image of 16,777,216 pixels (size.longest_edge; `models/qwen3_vl.py`): a layer's attention
+or MLP, beside positions of patches, angles and the layer's input; tests/truth/vllm/towers-0.25.1.json has each tensor.
 Nemotron Omni's largest item is a video as long as the longest sequence, of frames of 512 x 512 pixels, two of which are
 256 tokens (`models/nano_nemotron_vl.py`:321, :349). Videos are encoded one by one, at most 128 frames at once (:1062);
 the highest moment is a layer's MLP, or the squared ReLU behind the tower, which is two operators.
@@ -28,6 +31,7 @@ from typing import Final
 
 from simcore.models.blocks import LayerKind
 from simcore.models.config import Architecture
+from simcore.models.placed_blocks import PlacedLayer, PlacedMerger, PlacedPatches
 from simcore.models.radio_blocks import RadioLayer, RadioPatches, RadioProjector, SoundEncoder, SoundProjector
 from simcore.models.vision_blocks import (
     GridLayer,
@@ -49,10 +53,14 @@ _TOWER, _PROJECTOR, _SOUND = TOWER
 _INT64: Final = 8
 _MOST_PIXELS: Final = 12_845_056
 """Most pixels of an image: 16,384 squares of 28 x 28, `max_pixels` of Qwen 2.5 VL's preprocessor_config.json."""
+_MOST_PLACED: Final = 16_777_216
+"""The same of Qwen 3.5: `size.longest_edge`, 16,384 squares of 32 x 32."""
 _FRAMES: Final = 14
 """Most frames of a dummy video (`models/qwen2_vl.py` _MAX_FRAMES_PER_VIDEO)."""
 _POSITIONS: Final = 8192
 """Rows and columns of patches in the tower's rotary table (`models/qwen2_5_vl.py` get_rope)."""
+_PLACED: Final = 2
+"""Patches on a side of a square that becomes a token of Qwen 3.5 (spatial_merge_size of the published ones)."""
 _FRAME: Final = 512
 """Length of a side of a video's frames for Nemotron Omni (`force_image_size` of its configuration)."""
 _AT_ONCE: Final = 128
@@ -74,7 +82,7 @@ class Encoder:
 def tower_refusals(architecture: Architecture, tp: int, *, multiple: int = 1) -> Iterator[tuple[str, str]]:
     """Pairs (message, vLLM's rule) for what `tp` ranks cannot cut of a tower; `multiple`: see `tower_weights`."""
     parts = [kind.block for _, kind in architecture.parts]
-    layers = {block for block in parts if isinstance(block, TowerLayer | GridLayer | RadioLayer)}
+    layers = {block for block in parts if isinstance(block, TowerLayer | GridLayer | PlacedLayer | RadioLayer)}
     cut = {("heads", layer.num_heads) for layer in layers if not isinstance(layer, RadioLayer)}
     for name, size in sorted(cut | {("ffn", _padded(each.ffn, multiple)) for each in layers}):
         if size % tp:
@@ -107,7 +115,9 @@ def _of_part(kind: LayerKind, tp: int) -> Iterator[Weight]:
         yield Weight(_TOWER, (block.channels * block.patch**2 + 1 + block.count) * block.width)
     elif isinstance(block, GridPatches):
         yield Weight(_TOWER, block.channels * block.frames * block.patch**2 * block.width)
-    elif isinstance(block, TowerLayer):
+    elif isinstance(block, PlacedPatches):
+        yield Weight(_TOWER, (block.channels * block.frames * block.patch**2 + 1 + block.positions) * block.width)
+    elif isinstance(block, TowerLayer | PlacedLayer):
         yield Weight(_TOWER, (_attention(block.width) + 2 * block.ffn * block.width + block.ffn) // tp)
         yield Weight(_TOWER, 2 * block.width + 4 * block.width)  # biases behind sums, and norms
     elif isinstance(block, GridLayer):
@@ -117,9 +127,9 @@ def _of_part(kind: LayerKind, tp: int) -> Iterator[Weight]:
         yield Weight(_TOWER, 2 * block.width)
     elif isinstance(block, Projector):
         yield Weight(_PROJECTOR, block.width * block.hidden + block.width)
-    elif isinstance(block, Merger):
-        wide = block.merged * block.width
-        yield Weight(_PROJECTOR, (wide * wide + wide + wide * block.hidden) // tp + block.hidden + block.width)
+    elif isinstance(block, Merger | PlacedMerger):
+        wide, norms = block.merged * block.width, 1 + isinstance(block, PlacedMerger)  # a LayerNorm has a bias
+        yield Weight(_PROJECTOR, (wide * wide + wide + wide * block.hidden) // tp + block.hidden + norms * block.width)
 
 
 def _of_omni(block: RadioPatches | RadioLayer | RadioProjector | SoundEncoder | SoundProjector,
@@ -166,7 +176,8 @@ def _attention(width: int) -> int:
 
 def tower_buffers(architecture: Architecture) -> int:
     """Bytes of a tower's tables of positions on every rank."""
-    fronts = [kind.block for _, kind in architecture.parts if isinstance(kind.block, Patches | GridPatches)]
+    fronts = [kind.block for _, kind in architecture.parts
+              if isinstance(kind.block, Patches | GridPatches | PlacedPatches)]
     sound = sum(size for path, size in architecture.buffers if path.startswith("sound"))
     return sound + sum(_INT64 * front.count if isinstance(front, Patches) else
                dtype_bytes(MODEL_DTYPE) * _POSITIONS * front.rotary_dim // 2 for front in fronts)
@@ -179,9 +190,9 @@ def encoder(architecture: Architecture, tp: int, limits: tuple[int, int, int], r
     `limits`: most tokens and sequences of a pass, tokens of the longest sequence. `is_eager`: nothing is compiled.
     """
     blocks = [kind.block for _, kind in architecture.parts]
-    end = next((block for block in blocks if isinstance(block, Projector | Merger)), None)
-    layer = next((block for block in blocks if isinstance(block, TowerLayer | GridLayer)), None)
-    front = next((block for block in blocks if isinstance(block, Patches | GridPatches)), None)
+    end = next((block for block in blocks if isinstance(block, Projector | Merger | PlacedMerger)), None)
+    layer = next((block for block in blocks if isinstance(block, TowerLayer | GridLayer | PlacedLayer)), None)
+    front = next((block for block in blocks if isinstance(block, Patches | GridPatches | PlacedPatches)), None)
     if any(isinstance(block, RadioPatches) for block in blocks):
         return _of_videos(architecture, tp, limits)
     if end is None or layer is None or front is None:
@@ -191,7 +202,10 @@ def encoder(architecture: Architecture, tp: int, limits: tuple[int, int, int], r
     items = max(1, min(max(tokens, each) // each, seqs * max(1, min(_ITEMS, longest // each))))
     patches = items * each * (end.patches // end.tokens)
     pixels = patches * (front.pixels // front.count)
-    found = _of_older_layer(layer, tp, is_eager=is_eager) if release.plain_towers else _of_layer(layer, tp)
+    if isinstance(layer, PlacedLayer):
+        found = _of_placed(layer, 2 * end.hidden * end.tokens // end.patches, tp)
+    else:
+        found = _of_older_layer(layer, tp, is_eager=is_eager) if release.plain_towers else _of_layer(layer, tp)
     return Encoder(pixels + patches * found, pixels + items * each * end.hidden)
 
 
@@ -211,10 +225,12 @@ def _of_videos(architecture: Architecture, tp: int, limits: tuple[int, int, int]
     return Encoder(pixels + (items - 1) * features + max(inside, behind), pixels + items * features)
 
 
-def _largest(front: Patches | GridPatches, tokens: int, longest: int) -> int:
-    """Tokens of the largest item: an image, or a video where images have any size."""
+def _largest(front: Patches | GridPatches | PlacedPatches, tokens: int, longest: int) -> int:
+    """Tokens of the largest item: an image, or a video where that of Qwen 2.5 VL is larger."""
     if isinstance(front, Patches):
         return tokens
+    if isinstance(front, PlacedPatches):
+        return _MOST_PLACED // (_PLACED * front.patch)**2
     image = _MOST_PIXELS // (front.merged * front.patch**2)
     return image * max(1, min(_FRAMES // front.frames, longest // image))
 
@@ -227,6 +243,18 @@ def _of_layer(layer: TowerLayer | GridLayer, tp: int) -> int:
     mlp = 4 * layer.width + 3 * layer.ffn // tp
     norm = 3 * layer.width + 3 * _WIDE * layer.width  # in fp32 the input, the sum, and its square or norm
     return max(mlp, norm)
+
+
+def _of_placed(layer: PlacedLayer, features: int, tp: int) -> int:
+    """Elements of a patch at the highest moment of Qwen 3.5's tower; `features`: of tokens, beside their copy.
+
+    A layer's input, positions, the sum, its norm; then fc1 and GELU, or GELU and output. In attention the sum is not
+    there yet, but an output, query, key and value, two copies of query and key, and what is attended to. Behind the
+    layers features are copied, and positions are still there. Angles have an element of each of a head's.
+    """
+    width, made = layer.width, layer.ffn // tp
+    attention, mlp = 4 * width + 8 * width // tp, max(4 * width + 2 * made, 5 * width + made)
+    return max(attention, mlp, width + features) + layer.head_dim
 
 
 def _of_older_layer(layer: TowerLayer | GridLayer, tp: int, *, is_eager: bool) -> int:

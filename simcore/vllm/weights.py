@@ -18,6 +18,7 @@ from simcore.models.blocks import (
     Branch,
     Embedding,
     FinalNorm,
+    GatedDeltaNet,
     Head,
     LatentAttention,
     LayerKind,
@@ -46,11 +47,14 @@ _FP32: Final = 4
 _FIRST: Final = "0.12.0"
 TOWER: Final = ("vision_tower", "projector", "sound_tower")
 """Components of towers, which decoding does not read."""
-_TOWERS: Final = {_FIRST: ("qwen2_5_vl",), "0.25.1": ("gemma3", "nemotron_h_omni", "qwen2_5_vl")}
+_TOWERS: Final = {_FIRST: ("qwen2_5_vl",), "0.25.1": (
+    "gemma3", "nemotron_h_omni", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe")}
 """Families whose vision tower is described (`vision.py`), by version."""
+_DELTA: Final = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
+"""Families with gated delta nets that 0.25.1 has (`models/registry.py`); Qwen 3.5 with its tower alone."""
 WINDOWED: Final = ("gemma3", "gemma3_text", "gpt_oss", "mistral")
 """Families whose attention with a window, or sinks, is described (`models/gemma3.py`, `gpt_oss.py`, `mistral.py`)."""
-_SERVED: Final = (Attention, LatentAttention, Mamba2, Moe, Mlp)
+_SERVED: Final = (Attention, GatedDeltaNet, LatentAttention, Mamba2, Moe, Mlp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,12 @@ def _uncut_mamba(block: Mamba2, tp: int) -> Iterator[tuple[str, str]]:
                "must equal 1")
 
 
+def _uncut_delta(block: GatedDeltaNet, tp: int) -> Iterator[tuple[str, str]]:
+    for name, count in (("key", block.num_key_heads), ("value", block.num_value_heads)):
+        if count % tp:
+            yield f"{count} {name} heads of a gated delta net are not divisible by tp {tp}", _DIVIDE
+
+
 def _uncut_mlp(block: Mlp, tp: int) -> Iterator[tuple[str, str]]:
     if block.ffn % tp:
         yield f"an MLP of {block.ffn} is not divisible by tp {tp}", _DIVIDE
@@ -129,7 +139,8 @@ def _uncut_moe(block: Moe, tp: int) -> Iterator[tuple[str, str]]:
 
 
 _REFUSED: Final[dict[type, Callable[[Any, int], Iterator[tuple[str, str]]]]] = {
-    Attention: _uncut_attention, LatentAttention: _uncut_latent_attention, Mamba2: _uncut_mamba, Mlp: _uncut_mlp,
+    Attention: _uncut_attention, LatentAttention: _uncut_latent_attention, Mamba2: _uncut_mamba,
+    GatedDeltaNet: _uncut_delta, Mlp: _uncut_mlp,
     Moe: _uncut_moe}
 
 
@@ -153,7 +164,7 @@ def unserved(architecture: Architecture, version: str) -> str:
     """
     if any(kind.shared for kind in _kinds(architecture)):
         return "layers that share a transformer"
-    if architecture.has_tower and (missing := _unserved_tower(architecture, version)):
+    if missing := _unserved_tower(architecture, version) or _unserved_delta(architecture, version):
         return missing
     blocks = [branch.block for kind in _kinds(architecture) for branch in kind.branches]
     if len({(block.num_kv_heads, block.head_dim) for block in blocks if isinstance(block, Attention)}) > 1:
@@ -175,9 +186,19 @@ def unserved(architecture: Architecture, version: str) -> str:
     return ""
 
 
+def _unserved_delta(architecture: Architecture, version: str) -> str:
+    family = architecture.family
+    if (version != _FIRST and family in _DELTA) or not any(
+            isinstance(branch.block, GatedDeltaNet) for kind in _kinds(architecture) for branch in kind.branches):
+        return ""
+    return f"gated delta nets of {family} with vLLM {version} (served: 0.25.1, {', '.join(_DELTA)})"
+
+
 def _unserved_tower(architecture: Architecture, version: str) -> str:
     family, served = architecture.family, _TOWERS[version]
-    return "" if family in served else f"the vision tower of {family} with vLLM {version} (served: {', '.join(served)})"
+    if not architecture.has_tower or family in served:
+        return ""
+    return f"the vision tower of {family} with vLLM {version} (served: {', '.join(served)})"
 
 
 def weights(architecture: Architecture, tp: int, recipe: Recipe | None = None, *, narrow_router: bool = False
@@ -273,6 +294,10 @@ def _of_block(branch: Branch, kind: LayerKind, tp: int, recipes: Iterator[Recipe
         yield Weight("norms", block.q_rank + block.kv_rank)  # on the way up
     elif isinstance(block, Mamba2):
         yield from _beside_mamba(block, tp)
+    elif isinstance(block, GatedDeltaNet):
+        heads = block.num_value_heads // tp  # steps in 16 bits, decay in fp32, and the gated norm of a head, whole
+        yield Weight("delta_net", heads + block.value_dim)
+        yield Weight("delta_net", heads, _FP32)
     elif isinstance(block, Moe):
         yield from _router(block, kind, narrow=narrow)
         if block.bias:  # of gate and up cut by tp, of down and the router whole (`models/gpt_oss.py`)
@@ -297,7 +322,8 @@ def _component(block: object, linear: Linear) -> str:
 
 
 _OF_BLOCKS: Final[dict[type, str]] = {
-    Attention: "attention", LatentAttention: "attention", Mamba2: "mamba", Mlp: "mlp", Head: "lm_head"}
+    Attention: "attention", GatedDeltaNet: "delta_net", LatentAttention: "attention",
+    Mamba2: "mamba", Mlp: "mlp", Head: "lm_head"}
 
 
 _OF_EXPERTS: Final = {"gate": "router", "fc1_latent_proj": "latent_projections",

@@ -40,7 +40,7 @@ _OLDEST = 7
 """Least major compute capabilities: of NeMo RL's prefix caching, of vLLM itself."""
 _UTILIZATION = {"server": 0.9, "library": 0.6}
 """vLLM 0.12.0 `config/cache.py`; NeMo RL 7ea279ab `examples/configs/grpo_math_1B.yaml`."""
-_TABLES: Final = {"gemma3": 2, "gemma3_text": 2, "gpt_oss": 2, "qwen2_5_vl": 4}
+_TABLES: Final = {"gemma3": 2, "gemma3_text": 2, "gpt_oss": 2, "qwen2_5_vl": 4, "qwen3_5": 4, "qwen3_5_moe": 4}
 """Rotary tables in the model's dtype that a family's one or two take."""
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
 _BATCHES = (1, 16, 64, 256)
@@ -345,8 +345,8 @@ def assumptions(engine: Engine) -> Iterator[Assumption]:
                          "prefix caching", kind="derived", source="vLLM 0.25.1 model_executor/models/config.py:597")
     if engine.pages.mamba_layers and generation.ssm_dtype == "auto":
         yield Assumption(what="generation.ssm_dtype", value=engine.formats.ssm, kind="default",
-                         source=f"vLLM {version} model_executor/models/config.py: 0.25.1 has fp32 for Nemotron-H, "
-                         "0.12.0 the model's dtype")
+                         source=f"vLLM {version} model_executor/models/config.py: 0.25.1 has fp32 for Nemotron-H "
+                         "and for Qwen 3.5 (mamba_ssm_dtype of its configuration), 0.12.0 the model's dtype")
     yield Assumption(what="activation of the profile run", value=format_bytes(engine.profile.highest), kind="assumed",
                      source="vLLM profile_run and its sampler, see simcore/vllm/profile.py; compilers may reuse")
     if engine.graph_bytes:

@@ -181,6 +181,14 @@ def test_the_root_gathers_a_tower_that_adapters_leave_out_though_it_does_not_run
     assert 0 <= grown - 2 * 446_571_248 < 2**20
 
 
+def test_the_root_gathers_a_frozen_tower_though_it_does_not_run() -> None:
+    def gathered(frozen: list[str]) -> int:
+        [*found] = ok(simulate(scenario("qwen3.5-35b-a3b", **TEXT | {"frozen": frozen}))).ranks[0].traffic
+        return sum(one.payload_bytes for one in found if one.collective == "all_gather")
+
+    assert 0 <= gathered(["model.visual"]) - gathered([]) - 2 * 446_571_248 < 2**20
+
+
 def test_under_ddp_a_tower_that_is_given_text_alone_takes_its_bytes_and_nothing_else() -> None:
     one = {"framework": "ddp", "mesh": {}, "seq_len": 512, "attention": None, "frozen": None}
     for changed in ({"recompute": "full"}, {"method": "lora", "lora": {"target_modules": ["gate_proj"]}},
@@ -199,7 +207,9 @@ def test_under_ddp_a_tower_that_is_given_text_alone_takes_its_bytes_and_nothing_
 def test_a_tower_that_is_given_text_alone_is_refused_where_it_was_not_measured() -> None:
     for model, changed, message in (
             ("qwen3.5-35b-a3b", {"mesh": {"dp_shard": 8}}, "qwen3_5_moe_text without expert parallelism"),
-            ("qwen3.5-35b-a3b", {"frozen": ["model.visual"]}, "frozen parameters of a model with a vision tower"),
+            ("qwen3.5-35b-a3b", {"framework": "megatron", "frozen": ["model.visual"]},
+             "frozen parameters of a model with a vision tower"),
+            ("qwen3.5-35b-a3b", {"frozen": ["model.tower"]}, "no parameter or module of the model is matched by"),
             ("qwen3.5-35b-a3b", {"image_height": 448}, "image_height: changes nothing: qwen3_5_moe reads no image"),
             ("qwen3.5-35b-a3b", {"framework": "megatron"}, "text alone in train under megatron (served:"),
             ("gemma-3-4b", {"framework": "ddp", "mesh": {}}, "text alone, of gemma3 under ddp (served: mistral3,"),

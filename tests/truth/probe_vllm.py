@@ -55,6 +55,12 @@ CASES = [
         ("bamba-tp2-cached", "bamba-9b", 2, "auto", "auto", 8192, 30 * 2**30),
         ("granite-tp1-cached", "granite-4.0-h-tiny", 1, "auto", "auto", 16384, 30 * 2**30),
         ("nano-4b-tp1", "nemotron-3-nano-4b", 1, "auto", "auto", 65536, 20 * 2**30),
+        ("qwen3.5-9b-tp4-delta", "qwen3.5-9b", 4, "auto", "float32", 32768, 40 * 2**30),
+        ("qwen3.5-9b-tp1-delta-cached-align", "qwen3.5-9b", 1, "auto", "float32", 4096, 30 * 2**30),
+        ("qwen3.5-35b-tp8-delta-cached-align", "qwen3.5-35b-a3b", 8, "auto", "float32", 4096, 30 * 2**30),
+        ("qwen3.5-35b-tp4-delta-fp8", "qwen3.5-35b-a3b", 4, "fp8", "float32", 65536, 30 * 2**30),
+        ("next-tp4-delta", "qwen3-next-80b-a3b", 4, "auto", "auto", 32768, 20 * 2**30),
+        ("next-tp8-delta-cached-align", "qwen3-next-80b-a3b", 8, "auto", "auto", 8192, 50 * 2**30),
         ("llama-tp1", "llama-3.1-8b", 1, "auto", "auto", 131072, 40 * 2**30),
         ("llama-tp2-fp8", "llama-3.1-8b", 2, "fp8", "auto", 131072, 40 * 2**30),
         ("llama-70b-tp16", "llama-3-70b", 16, "auto", "auto", 8192, 55 * 2**30),
@@ -95,6 +101,10 @@ def layers_of(fields) -> tuple[int, int]:
     if pattern is not None:
         return pattern.count("*"), pattern.count("M")
     kinds = fields.get("layers_block_type") or fields.get("layer_types")
+    if "linear_num_key_heads" in fields:
+        count = fields["num_hidden_layers"]
+        return count // fields.get("full_attention_interval", 4), count - count // fields.get(
+            "full_attention_interval", 4)
     if kinds is None and "attn_layer_indices" in fields:
         return len(fields["attn_layer_indices"]), fields["num_hidden_layers"] - len(fields["attn_layer_indices"])
     return (fields["num_hidden_layers"], 0) if kinds is None else (kinds.count("attention"), kinds.count("mamba"))
@@ -116,6 +126,12 @@ def mamba_of(fields) -> dict[str, int]:
     return {"intermediate_size": heads * size, "n_groups": first("n_groups", "mamba_n_groups"), "num_heads": heads,
             "head_dim": size, "state_size": first("ssm_state_size", "mamba_d_state"),
             "conv_kernel": first("conv_kernel", "mamba_d_conv")}
+
+
+def delta_of(fields) -> tuple[int, ...]:
+    """What `gated_delta_net_state_shape` is asked with behind tp."""
+    return tuple(fields[f"linear_{name}"] for name in (
+        "num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim"))
 
 
 def hybrid_blocks(vllm, family: str) -> None:
@@ -147,6 +163,7 @@ def measure(case) -> dict[str, object]:
     interface, utils, models_config, states = map(importlib.import_module, REAL[:4])
     register(interface)
     fields = json.loads((PRESETS / f"{case['model']}.json").read_text())
+    fields = fields.get("text_config", fields)
     heads, tp = fields["num_key_value_heads"], case["tp"]
     head_dim = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
     model = Bag(dtype=torch.bfloat16, max_model_len=case["len"], use_mla=False, architecture="",
@@ -166,7 +183,9 @@ def measure(case) -> dict[str, object]:
     specs = {}
     if mamba:
         drafted = {"num_spec": case["drafted"]} if "drafted" in case else {}
-        shapes = states.MambaStateShapeCalculator.mamba2_state_shape(tp_world_size=tp, **mamba_of(fields), **drafted)
+        calculator = states.MambaStateShapeCalculator
+        shapes = calculator.gated_delta_net_state_shape(tp, *delta_of(fields)) if "linear_num_key_heads" in fields \
+            else calculator.mamba2_state_shape(tp_world_size=tp, **mamba_of(fields), **drafted)
         dtypes = states.MambaStateDtypeCalculator.mamba2_state_dtype(model.dtype, "auto", case["ssm"])
         made = Bag(get_mamba_state_shape_from_config=lambda _: shapes,
                    get_mamba_state_dtype_from_config=lambda _: dtypes)
@@ -200,7 +219,8 @@ def measure(case) -> dict[str, object]:
 def main() -> None:
     sys.meta_path.insert(0, StandIns(Path(sys.argv[1])))
     newer = importlib.util.find_spec(REAL[-1]) is not None
-    rows = [measure(case) for case in CASES if newer or not {"mode", "drafted", "pass"} & case.keys()]
+    rows = [measure(case) for case in CASES if newer or not (
+        {"mode", "drafted", "pass"} & case.keys() or "delta" in case["name"])]
     print(listed(rows))
 
 

@@ -186,7 +186,8 @@ def test_positions_by_time_row_and_column_have_a_table_four_times_as_long() -> N
 def test_other_towers_and_settings_are_refused_by_name() -> None:
     assert unserved(of(GEMMA), "0.12.0") == "the vision tower of gemma3 with vLLM 0.12.0 (served: qwen2_5_vl)"
     assert unserved(of("qwen3-vl-4b"), "0.25.1") == (
-        "the vision tower of qwen3_vl with vLLM 0.25.1 (served: gemma3, nemotron_h_omni, qwen2_5_vl)")
+        "the vision tower of qwen3_vl with vLLM 0.25.1 (served: gemma3, nemotron_h_omni, qwen2_5_vl, qwen3_5, "
+        "qwen3_5_moe)")
     assert ok(simulate(served(QWEN, version="0.12.0"))).serving is not None
     assert asked(QWEN, quantization="fp8") == ["not yet: quantization of an engine with a vision tower"]
     assert asked(QWEN, max_loras=1, max_lora_rank=16) == ["not yet: max_loras of an engine with a vision tower"]

@@ -110,13 +110,25 @@ _REPLAYED: Final = ("gemma3", "gemma4")
 """Families with towers whose replayed layers, or parts of them, were measured."""
 
 
+_AT_REST: Final = ("mistral3", "qwen2_5_vl", "qwen3_vl")
+"""Families of transformers' layers whose towers were measured at rest."""
+_POLICIES_AT_REST: Final = ("mistral3", "qwen2_5_vl")
+"""Those that were measured as policies of NeMo RL too; of Qwen 3 VL more was told than was measured."""
+
+
 def _sees_as_policy(job: Job) -> bool:
-    """True for a policy of NeMo RL whose tower was measured: that of Qwen 2.5 VL, trained with all else."""
-    training = job.scenario.training
-    return (job.scenario.framework_version == NEMO_RL and job.graph.architecture.family == "qwen2_5_vl"
-            and job.mesh.size > 1 and job.mesh.tp == 1 and training.method == "full" and not training.frozen
-            and training.recompute == "none" and not training.offload.part("params")[1]
-            and not job.graph.architecture.resting)
+    """True for a policy of NeMo RL whose tower was measured: that of Qwen 2.5 VL, trained with all else, or at rest."""
+    training, family = job.scenario.training, job.graph.architecture.family
+    found = family in _POLICIES_AT_REST if job.graph.architecture.resting else (
+        family == "qwen2_5_vl" and not training.frozen)
+    return (found and job.scenario.framework_version == NEMO_RL and job.mesh.size > 1 and job.mesh.tp == 1
+            and training.method == "full" and training.recompute == "none"
+            and not training.offload.part("params")[1])
+
+
+def _freezes_at_rest_alone(job: Job) -> bool:
+    """True if nothing is frozen but what rests."""
+    return all(spec.trainable or spec.is_buffer or spec.rests for specs in job.graph.tensors for spec in specs)
 
 
 def _check_hf(job: Job) -> None:
@@ -137,7 +149,8 @@ def _check_hf(job: Job) -> None:
                               "and stages")
     if mesh.pp > 1:
         _check_stages_of_transformers(job)
-    if job.scenario.training.frozen and job.scenario.framework_version not in ("auto", "0.7.0"):
+    if job.scenario.training.frozen and job.scenario.framework_version not in ("auto", "0.7.0") and not (
+            job.graph.architecture.resting and _freezes_at_rest_alone(job)):
         raise job.not_yet("training.frozen", f"frozen parameters under automodel {job.scenario.framework_version}")
     towers = job.graph.architecture.has_tower or bool(job.graph.architecture.resting)
     if towers and job.scenario.framework_version not in ("auto", "0.7.0") and not _sees_as_policy(job):
@@ -277,7 +290,8 @@ def _check_resting(job: Job) -> None:
     """Raises NotYet for a tower that is given no images but those that were measured."""
     if not job.graph.architecture.resting:
         return
-    served = ("hf", "mistral3"), ("automodel", "mistral3"), ("automodel", "qwen3_5_moe")
+    served = (*(("hf", family) for family in _AT_REST), ("automodel", "mistral3"), ("automodel", "qwen3_5"),
+              ("automodel", "qwen3_5_moe"))
     if (job.graph.implementation, job.graph.architecture.family) not in served:
         raise job.not_yet("training.images", "a model with a vision tower that is given text alone, of "
                           f"{job.graph.architecture.family} by the layers of {job.graph.implementation} under "
@@ -315,7 +329,7 @@ def _check_frozen(job: Job) -> None:
     if graph.implementation != "automodel" or not training.frozen or training.method != "full":
         return
     frozen = [layer.path for layer in graph.layers if not isinstance(graph.kinds[layer.kind].block, VisionPart)
-              and any(not spec.trainable and not spec.is_buffer for spec in graph.tensors[layer.kind])]
+              and any(not (spec.trainable or spec.is_buffer or spec.rests) for spec in graph.tensors[layer.kind])]
     if frozen:
         raise job.not_yet("training.frozen", f"frozen parameters under automodel with its own layers ({frozen[0]})")
 

@@ -139,8 +139,8 @@ class _Maker:
             towers = [self._unit(path, [stage[0]], stage[0], end, reshard=False, choose=lambda t, path=path:
                                  t.name.startswith(f"{path}.")) for path in self._modules_at_rest()]  # type: ignore[misc]
             whole = self._unit("root", [stage[0]], stage[0], end, reshard=False, choose=self._rests)
-            out = [replace(whole, is_root=True)] if self._leaves_tower() else [*out, *(
-                replace(tower, rests=True) for tower in towers)]
+            out = [*out, *(replace(tower, rests=True) for tower in towers)] if self._trains_at_rest(
+                self.at_rest) else [replace(whole, is_root=True)]
         if norms:
             out.append(self._unit(text, norms, stage[0], norms[-1], reshard=reshard, choose=_is_plain))
             out += self._modules_in_fp32(norms[-1], "", reshard=reshard)
@@ -173,20 +173,31 @@ class _Maker:
                                          t.name.startswith(path)), rests=True) for path in lists]  # type: ignore[misc]
 
     def _lists_at_rest(self) -> tuple[str, ...]:
-        """Paths, with a dot at the end, of layers in lists of a tower that is given no images, unless it is frozen."""
+        """Paths, with a dot at the end, of layers in lists of a tower that is given no images, unless it is frozen.
+
+        NeMo RL's pin wraps those of a frozen one too (24b47e856 distributed/parallelizer.py
+        apply_fsdp2_sharding_recursively).
+        """
         listed = tuple(path for path in self.at_rest if path[:-1].rpartition(".")[2].isdigit())
-        return () if self._leaves_tower() else listed
+        return listed if self.wrapping.whole_root or self._trains_at_rest(listed) else ()
 
     def _in_root(self, lists: tuple[str, ...], *, embeds: bool) -> Choose:
         """Choice of what the root has beside a resting tower's lists; `embeds`: not the embedding, a unit itself."""
         def choose(spec: TensorSpec) -> bool:
-            return not (lists and spec.name.startswith(lists)) and not (embeds and "embed_tokens" in spec.name)
+            embedding = spec.module == "embedding" and not spec.rests
+            return not (lists and spec.name.startswith(lists)) and not (embeds and embedding)
         return choose
 
-    def _leaves_tower(self) -> bool:
-        """True if a base is frozen and no adapter is in the tower that is given no images."""
-        adapters = [spec for specs in self.graph.tensors for spec in specs if spec.module == "adapter"]
-        return bool(adapters) and not any(spec.rests for spec in adapters)
+    def _trains_at_rest(self, paths: tuple[str, ...]) -> bool:
+        """True if something in the modules `paths`, with a dot at the end, has gradients switched on, though it rests.
+
+        Beside adapters only they have.
+        """
+        kinds = dict.fromkeys(layer.kind for layer in self.graph.layers)
+        adapters = any(spec.module == "adapter" for kind in kinds for spec in self.graph.tensors[kind])
+        return bool(paths) and any(
+            spec.rests and not spec.is_buffer and not spec.frozen and spec.name.startswith(paths)
+            and (not adapters or spec.module == "adapter") for kind in kinds for spec in self.graph.tensors[kind])
 
     def dense(self, stage: tuple[int, ...]) -> list[Unit]:
         """Returns the units with ep = 1: layers reshard; embedding and head are units only if they train.

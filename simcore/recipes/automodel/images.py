@@ -37,11 +37,14 @@ _FREEZING: Final = "components/utils/model_utils.py apply_parameter_freezing"
 _TOWER, _LANGUAGE = "freeze_config.freeze_vision_tower", "freeze_config.freeze_language_model"
 _EXCLUDED: Final = "training.lora.exclude_modules"
 _AUDIO: Final = "freeze_config.freeze_audio_tower"
-_ROWS: Final[tuple[Row, ...]] = (
+_OF_FREEZING: Final[tuple[Row, ...]] = (
     Idle(("freeze_config.freeze_embeddings",), "nothing reads it (main 2026-08-22 components/utils/model_utils.py); "
          "0.7.0 refuses the file for it (parse_freeze_config)"),
     Idle(("freeze_config.freeze_audio_tower",), "the model has no such part"),
     Idle(("freeze_config.freeze_video_embedder",), "the model has no such part, or it is frozen with the tower"),
+)
+_ROWS: Final[tuple[Row, ...]] = (
+    *_OF_FREEZING,
     Idle(("processor._target_", "processor.pretrained_model_name_or_path", "processor.trust_remote_code",
           "processor.use_fast", "processor.revision"), "which processor reads an image"),
     Idle(("processor.padding_side", "processor.video_processor", "processor.video_processor.*"), "sequences are as "
@@ -66,7 +69,7 @@ def read_images(reader: Reader, draft: Draft) -> None:
     parts = tower_of(name.get("config", "") if isinstance(name, dict) else str(name))
     if not sees:
         if parts and kind is not None:
-            _rest(reader, draft, kind)
+            _rest(reader, draft, kind, parts)
         return
     draft.use(kind, why="samples have images")
     _read_number(reader, draft, packs=_read_packs(reader, draft))
@@ -117,13 +120,13 @@ def _read_packs(reader: Reader, draft: Draft) -> bool:
     return True
 
 
-def _rest(reader: Reader, draft: Draft, kind: Taken[str]) -> None:
-    """Writes that no sequence has an image; a tower that such a recipe freezes is refused, and rests elsewhere."""
+def _rest(reader: Reader, draft: Draft, kind: Taken[str], parts: Sequence[tuple[str, LayerKind]]) -> None:
+    """Writes that no sequence has an image, and what the recipe freezes: a tower that rests all the same."""
     draft.infer("training.images", 0, "the recipe's samples are text: the vision tower, which is built, does not run",
                 kind, source="0.7.0 _transformers/model_init.py:241 _resolve_custom_model_cls_for_config: the class is "
                 "that of the configuration's architectures")
-    for given in reader.matching("freeze_config.*"):
-        draft.refuse(given, "frozen parts of a model with a vision tower that is given text alone")
+    _read_frozen(reader, draft, parts)
+    read_rows(reader, draft, _OF_FREEZING)
 
 
 def _read_sides(reader: Reader, draft: Draft, *, any_size: bool) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from simcore.models.blocks import Attention, Branch, LatentAttention, Mamba2, Mlp, Moe
+from simcore.models.blocks import Attention, Branch, GatedDeltaNet, LatentAttention, Mamba2, Mlp, Moe
 
 __all__ = ["Linear", "conv_rows", "kv_heads", "linears"]
 
@@ -69,7 +69,8 @@ def linears(branch: Branch, tp: int) -> list[Linear]:
 
 def _of_attention(block: Attention, tp: int) -> Iterator[Linear]:
     kv = kv_heads(block, tp) * block.head_dim
-    yield Linear("qkv_proj", block.hidden, (block.q_size // tp, kv, kv), block.hidden, tp, slices=3)
+    query = block.q_size // tp * (1 + block.gated)  # with the output's gate (0.25.1 `models/qwen3_next.py`:260)
+    yield Linear("qkv_proj", block.hidden, (query, kv, kv), block.hidden, tp, slices=3)
     yield Linear("o_proj", block.q_size // tp, (block.hidden,), block.q_size, tp)
 
 
@@ -105,6 +106,15 @@ def _of_mamba(block: Mamba2, tp: int) -> Iterator[Linear]:
     yield Linear("out_proj", inner, (block.hidden,), block.inner, tp)
 
 
+def _of_delta(block: GatedDeltaNet, tp: int) -> Iterator[Linear]:
+    """0.25.1 `layers/mamba/gdn/qwen_gdn_linear_attn.py`: query, key, value and gate; learning rate and decay."""
+    keys, values, heads = block.keys // tp, block.values // tp, block.num_value_heads // tp
+    yield Linear("conv1d", block.conv_kernel, (block.conv_dim // tp,), block.conv_kernel, tp)
+    yield Linear("in_proj_qkvz", block.hidden, (keys, keys, values, values), block.hidden, tp)
+    yield Linear("in_proj_ba", block.hidden, (heads, heads), block.hidden, tp)
+    yield Linear("out_proj", values, (block.hidden,), block.values, tp)
+
+
 def _of_mlp(block: Mlp, tp: int) -> Iterator[Linear]:
     yield from _feed_forward(block.hidden, block.ffn, tp, gated=block.gated)
 
@@ -129,4 +139,5 @@ def _feed_forward(hidden: int, ffn: int, tp: int, *, gated: bool) -> Iterator[Li
 
 
 _LINEARS: Final[dict[type, Callable[[Any, int], Iterator[Linear]]]] = {
-    Attention: _of_attention, LatentAttention: _of_latent_attention, Mamba2: _of_mamba, Mlp: _of_mlp, Moe: _of_moe}
+    Attention: _of_attention, LatentAttention: _of_latent_attention, Mamba2: _of_mamba,
+    GatedDeltaNet: _of_delta, Mlp: _of_mlp, Moe: _of_moe}

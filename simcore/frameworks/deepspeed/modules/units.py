@@ -341,7 +341,10 @@ class Part:
         inside += last.backward() if self.joins and inside else last.without_input_grad()
         if not inside:
             return []
-        return [*self.behind, self.block.opening(), *reversed(inside)]  # the norm before it is frozen, as all before it
+        opening = self.block.opening()
+        if opening.own:  # its end is not seen, as its input has no gradient
+            opening = replace(opening, released=())
+        return [*self.behind, opening, *reversed(inside)]  # the norm before it is frozen, as all before it
 
     def opened(self) -> list[Container]:
         """The module and the containers in it, from the outside in, that hold the last linear."""
