@@ -40,7 +40,7 @@ TALLIES = {
     "automodel": {"exact": 76, "refused by both": 56, "not yet": 8},
     "automodel_hf": {"exact": 32, "refused by both": 5, "refused, though it builds": 3},
     "automodel_hf_cut": {"exact": 71, "refused by both": 19, "not yet": 10},
-    "automodel_mimo": {"exact": 25, "refused by both": 8},
+    "automodel_mimo": {"exact": 32, "refused by both": 9, "not yet": 1},
     "automodel_oss": {"exact": 28, "refused by both": 27, "not yet": 5},
     "automodel_stages": {"exact": 35, "refused by both": 12, "not yet": 4},
     "automodel_tp": {"exact": 36, "refused by both": 11, "not yet": 9},

@@ -2,7 +2,7 @@
 
 The cases of placement/drawn-automodel-mimo-0.7.0.json:
 
-    python tests/truth/draw_automodel_mimo.py [--seed 1] [--count 33] > cases.jsonl
+    python tests/truth/draw_automodel_mimo.py [--seed 1] [--count 42] > cases.jsonl
     python tests/truth/draw_automodel_mimo.py --measure      # the same, measured: writes the file
 
 Nothing is drawn again because of what came out.
@@ -18,7 +18,7 @@ from draw_automodel_stages import WHOLE, WINDOW, layout
 from drawing import Case, chosen, main, maybe, numbered
 
 STORED = Path(__file__).parent / "placement" / "drawn-automodel-mimo-0.7.0.json"
-SEED, COUNT = 20264117, 33
+SEED, COUNT = 20264117, 42
 
 
 def small(rng: random.Random) -> dict[str, Any]:
