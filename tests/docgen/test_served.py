@@ -15,7 +15,7 @@ FAMILIES = {str(model_config(name, None, "test")["model_type"]): name for name i
 SAMPLE = [(name, (known_frameworks() * 2)[number % 9:][:6:5]) for number, name in enumerate(FAMILIES.values())]
 """Each family with two frameworks, in turn: asking all takes a minute."""
 KINDS = (("qwen3-0.6b", "fsdp2", "full", "yes"), ("deepseek-v4-flash", "fsdp2", "full", PLACED),
-         ("phi-2", "zero2", "full", PLACED), ("gemma-3-270m", "automodel", "qlora", "yes"),
+         ("deepseek-v3.2", "zero2", "full", PLACED), ("gemma-3-270m", "automodel", "qlora", "yes"),
          ("gpt2", "fsdp1", "lora", "refused"), ("zamba2-1.2b", "automodel", "lora", "not yet"))
 """Preset, framework, method and answer, with each kind of answer."""
 
