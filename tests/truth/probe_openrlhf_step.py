@@ -1,28 +1,33 @@
 """Tensors that OpenRLHF's PPO and DPO trainers make of logits, step after step, on one CPU.
 
     python tests/truth/probe_openrlhf_step.py CLONE > tests/truth/openrlhf/step.json
+    python tests/truth/probe_openrlhf_step.py CLONE drawn > tests/truth/openrlhf/drawn-step.json
 
 `CLONE`: git directory of OpenRLHF, whose own code runs at each of RELEASES: `ActorPPOTrainer.training_step`
 (`openrlhf/trainer/ray/ppo_actor.py`) around `Actor.forward`, with its loss; `PolicyModelActor.forward`, the pass that
 makes log-probabilities; `DPOTrainer.concatenated_forward` and `DPOLoss`, with a reference model. Events are those of
 `probe_openrlhf.py`: allocations and frees of the logits' size ("+", "-") and of twice that, fp32 ("++", "--"), of the
-second step. `entropy`: with `actor.entropy_coef`; its function, which upstream compiles, is given as one that keeps
-logits and makes one gradient. `raises`: what autograd says. `step`: until the function has returned.
+second step. `drawn`: releases, kinds of step and shapes of logits by a seed. `entropy`: with `actor.entropy_coef`;
+its function, which upstream compiles, is given as one that keeps logits and makes one gradient. `raises`: what
+autograd says. `step`: until the function has returned.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import sys
 import types
 from types import SimpleNamespace
 from typing import Any
 
+import probe_openrlhf as base
 import torch
 from probe_openrlhf import TOKENS, VOCAB, Head, cross_entropy_loss, defined, source
 from probe_verl import traced
 
 RELEASES = ("v0.8.9", "v0.11.0")
+SEED, COUNT = 771903, 44
 CASES = {"plain": {}, "divided": {"temperature": 0.8}, "entropy": {"entropy": 0.01}, "entropy logged": {"entropy": 0.0},
          "entropy, divided": {"entropy": 0.01, "temperature": 0.8},
          "entropy logged, divided": {"entropy": 0.0, "temperature": 0.8}}
@@ -160,7 +165,25 @@ def pairs(clone: str, release: str, batch: int) -> dict[str, list[str]]:
     return found
 
 
+def drawn(clone: str) -> list[dict[str, Any]]:
+    """Rows of steps whose release, kind and shape of logits are drawn."""
+    rng, rows = random.Random(SEED), []
+    for _ in range(COUNT):
+        row: dict[str, Any] = {
+            "release": rng.choice(RELEASES), "kind": rng.choice(("pairs", "plain", "divided", "entropy")),
+            "batch": rng.randint(1, 5), "tokens": rng.choice((24, 40, 72, 96)),
+            "vocab": rng.choice((1_000, 2_304, 4_001))}
+        for module in (base, sys.modules[__name__]):
+            vars(module).update(TOKENS=row["tokens"], VOCAB=row["vocab"])
+        made = pairs if row["kind"] == "pairs" else policy
+        rows.append(row | {"found": made(clone, row["release"], row["batch"], **CASES.get(row["kind"], {}))})
+    return rows
+
+
 def main() -> None:
+    if sys.argv[2:] == ["drawn"]:
+        print(json.dumps({"torch": torch.__version__, "rows": drawn(sys.argv[1])}))
+        return
     clone, releases = sys.argv[1], {}
     for release in RELEASES:
         releases[release] = {
