@@ -357,15 +357,20 @@ def _phases(spent: NDArray[Any], once: int) -> dict[str, int]:
 
 
 def _forward_flops(program: Program, weight: IntArray) -> int:
-    """FLOPs of one rank's forward passes, all in tiles, without those of a reference model inside the loss.
+    """FLOPs of one rank's forward passes that have a backward, all in tiles.
 
-    `weight`: number of repetitions of each microbatch.
+    Without those of a reference model inside the loss, and of KTO's pass ahead of the policy's, which ends with what
+    the loss makes of it. `weight`: number of repetitions of each microbatch.
     """
-    tile, _, _, _, phase, microbatch = program.outline.columns
-    losses = np.flatnonzero(phase == Phase.LOSS)
-    begun = np.full(len(weight), len(phase))
+    tile, _, _, layer, phase, microbatch = program.outline.columns
+    losses, rows = np.flatnonzero(phase == Phase.LOSS), np.arange(len(phase))
+    begun, ahead = np.full(len(weight), len(phase)), np.full(len(weight), -1)
     np.minimum.at(begun, microbatch[losses], losses)
-    forward = ((phase == Phase.FORWARD) & (np.arange(len(phase)) < begun[microbatch])) | (phase == Phase.LOSS)
+    passed = np.flatnonzero((phase == Phase.FORWARD) & (tile >= 0) & (layer == layer[losses].max(initial=-1)))
+    passed = passed[passed < begun[microbatch[passed]]]
+    np.maximum.at(ahead, microbatch[passed], passed)
+    before = (rows > ahead[microbatch]) & (rows < begun[microbatch])
+    forward = ((phase == Phase.FORWARD) & before) | (phase == Phase.LOSS)
     times = np.bincount(tile[forward] + 1, weights=weight[microbatch[forward]], minlength=len(program.tiles) + 1)
     return sum(_model_flops(laid) * int(count) for laid, count in zip(program.tiles, times[1:].tolist(), strict=True)
                if count)

@@ -182,3 +182,14 @@ def test_a_run_is_of_whole_steps() -> None:
     assert time.cost.run_s == pytest.approx(2 * time.step_s)
     assert time.cost.per_run == pytest.approx(2 * time.step_s * 2 / 3600 * price.si)
     assert (time.cost.price_date, time.cost.note) == (price.date, "")
+
+
+def test_ktos_pass_over_other_completions_counts_for_nothing() -> None:
+    """It has no backward; DPO's policy has as many FLOPs over the same tokens."""
+    found = []
+    for loss in ("preference_fused", "kto_fused"):
+        report = simulate(small.scenario("ddp", {"dp_replicate": 2}, model="llama-tiny", micro_batch_size=2, loss=loss))
+        assert report.time is not None
+        assert report.time.model_tflops_per_gpu is not None
+        found.append(report.time.model_tflops_per_gpu * report.time.step_s)
+    assert found[1] == pytest.approx(found[0], rel=0.01)
