@@ -24,6 +24,7 @@ _OWN: Final = ("dtype", "torch_dtype", "attn_implementation", "trust_remote_code
                "experts_implementation", "device_map", "quantization_config", *_FILES)
 """Arguments of from_pretrained; others are fields of the configuration."""
 _LOSS: Final = "trainer/sft_trainer.py:1144: add_fused_lm_head scores the tokens whose labels count, by tiles"
+_SFT: Final = "trl sft, as no command, argument or name of the recipe says another training"
 _WHOLE: Final = "trainer/sft_trainer.py compute_loss: the model's own, of whole logits"
 _ACCURACY: Final = ("whole logits are copied at the end of forward to count right tokens (v0.19.1 trainer/"
                     "sft_trainer.py:844), which is not part of the answer")
@@ -67,7 +68,7 @@ def read_loss(reader: Reader, draft: Draft, launch: Launch, release: Release) ->
     elif kind is not None and release.cuts_logits:
         draft.put("training.loss", kind, LM_HEAD, _LOSS)
     elif release.cuts_logits:
-        draft.default("training.loss", LM_HEAD, release.name, _LOSS)
+        draft.default("training.loss", LM_HEAD, release.name, f"{_LOSS}; {_SFT}")
     else:
         draft.use(kind, why="the model's own loss")
         draft.default("training.loss", "hf", release.name, _WHOLE)

@@ -45,10 +45,12 @@ def stage_of(names: frozenset[str], draft: Draft) -> str:
     started = _WORDS.search(draft.answers.program.rpartition("/")[2].lower())
     if started is not None:
         return started[1]
-    found = next((stage for stage, known in _ARGUMENTS.items() for name in known if name in names), SFT)
+    found = next((stage for stage, known in _ARGUMENTS.items() for name in known if name in names), "")
     path = PurePath(draft.path)
     named = _WORDS.search(path.stem.lower()) or _WORDS.search(path.parent.name.lower())
-    return named[1] if named is not None and named[1] in _ALIKE and found in _ALIKE else found
+    if named is not None and named[1] in _ALIKE and found in ("", *_ALIKE):
+        return named[1]
+    return found or SFT
 
 
 def arguments_of(stage: str) -> tuple[str, ...]:

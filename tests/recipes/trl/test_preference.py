@@ -55,6 +55,16 @@ def test_what_starts_it_or_its_folder_tells_the_training() -> None:
     assert alone.values["training"]["loss"] == "preference_fused"
 
 
+def test_a_file_alone_is_of_the_training_in_its_name_or_says_that_it_is_taken_for_sft() -> None:
+    for name in ("llama-dpo.yaml", "llama.yaml"):
+        Path(name).write_text("model_name_or_path: llama-3.2-1b\nmax_length: 512\n", encoding="utf-8")
+    named, plain = (import_recipe([name], Answers.of_options(8, None, "dgx-h100"))
+                    for name in ("llama-dpo.yaml", "llama.yaml"))
+    assert named.values["training"]["loss"] == "preference_fused"
+    assert plain.values["training"]["loss"] == "fused_lm_head"
+    assert "no command, argument or name" in str(plain.origins["training", "loss"])
+
+
 @pytest.mark.parametrize(("said", "told"), [
     ({"loss_type": "orca"}, "Unknown loss type: orca"), ({"loss_type": "exo_pair"}, "must be greater than 0.0"),
     ({"disable_dropout": False}, "with dropout"), ({"sync_ref_model": True}, "follows the policy"),
