@@ -107,11 +107,14 @@ def _why(report: Report, width: int) -> Iterator[str]:
     """Line with the place of the peak, and its largest categories as far as there is room.
 
     Where engines generate on GPUs that do not train, a second line has the others: their fullest ranks and their peak.
+    An engine that does not start comes first.
     """
+    if report.serving and report.serving.refusal:
+        yield plain(f"why: the engine does not start: {report.serving.refusal}")
     rank = report.peak_rank
     if rank is None or rank.peak is None:
         return
-    yield _reason("why", rank.peak, width)
+    yield _reason("peak" if report.serving and report.serving.refusal else "why", rank.peak, width)
     others = [one for one in report.ranks if one.peak and bool(one.at_rest) != bool(rank.at_rest)]
     if not (report.phases and others):
         return

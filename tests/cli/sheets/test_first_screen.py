@@ -128,3 +128,11 @@ def test_ranks_that_train_have_a_line_beside_fuller_engines() -> None:
     lines = shown([simulate(scenario)], 160)
     (at,) = [number for number, line in enumerate(lines) if line.startswith("why: refit, weights are received")]
     assert lines[at + 1].startswith("ranks 0-15, which train, 46.50 GiB: backward, loss: opt_state ")
+
+
+def test_an_engine_that_does_not_start_is_the_reason() -> None:
+    (scenario,) = load(ROOT / "scenarios/nano-grpo/full-separate.yaml", ["generation.gpu_memory_utilization=0.2"])
+    lines = shown([simulate(scenario)], 160)
+    (at,) = [number for number, line in enumerate(lines) if line.startswith("why: ")]
+    assert lines[at] == "why: the engine does not start: no memory is left for cache blocks"
+    assert lines[at + 1].startswith("peak: backward, loss: ")
