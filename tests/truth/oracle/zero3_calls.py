@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 
-def watch(found: list[list[int]], left_out: Collection[Any] = ()) -> None:
-    """Every call but those of modules `left_out` is noted when it has gathered what it needs and what comes next.
+def watch(found: list[list[int]]) -> None:
+    """Every call is noted when it has gathered what it needs and what comes next.
 
     A row: 1 in forward, available parameters, parameters in flight, bytes of flat buffers in flight.
     """
@@ -16,8 +16,6 @@ def watch(found: list[list[int]], left_out: Collection[Any] = ()) -> None:
 
     def noted(self: Any, module: Any, forward: bool, is_leaf: bool) -> None:
         fetch(self, module, forward, is_leaf)
-        if module in left_out:
-            return
         registry = self._PartitionedParameterCoordinator__inflight_param_registry
         handles = [one for handle in registry.values() for one in _each(handle)]
         buffers = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes()
