@@ -8,8 +8,8 @@ is 1.5 times what is prefetched, a thirteenth of what may be there and of the di
 layers. `fetched`: of the sixth microbatch (its order is recorded by then), after every call of `fetch_sub_module`:
 whether it is forward, elements that are gathered or on their way (`__n_available_params`), parameters in the registry
 in flight, and bytes of the flat buffers out of which those are or were copied. Small parameters that stay are in none.
-On a CPU PEFT's DoRA puts a weight that it has unpacked back into its module, as a new parameter: here it does not, as on
-CUDA.
+On a CPU PEFT's DoRA puts a weight that it has unpacked back into its module, as a new parameter: here it does not, as
+on CUDA.
 """
 
 from __future__ import annotations
