@@ -76,7 +76,9 @@ def most_on_host(program: Program, *, rounded: bool) -> int:
     """
     distinct = program.distinct
     is_copy = (distinct[:, OP] == Op.COPY) & (distinct[:, AUX] >= TO_HOST)
-    rows = distinct[program.places[np.flatnonzero(is_copy[program.places])]] if is_copy.any() else distinct[:0]
+    if not is_copy.any():
+        return 0
+    rows = distinct[program.places[np.flatnonzero(is_copy[program.places])]]
     sizes = [1 << (size - 1).bit_length() if rounded else size for size in rows[:, AMOUNT].tolist()]
     signs = np.where(rows[:, AUX] >= FROM_HOST, -1, 1)
     return int(np.cumsum(np.array(sizes, dtype=np.int64) * signs).max(initial=0))

@@ -68,5 +68,12 @@ def _flat(values: Mapping[str, Any], prefix: str, left_out: frozenset[str]) -> I
             yield key, _text(value)
 
 
+_WORDS: Final = {None: "null", True: "true", False: "false"}
+
+
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    if isinstance(value, str):
+        return value
+    if value is None or value is True or value is False:  # most values, in every answer
+        return _WORDS[value]
+    return json.dumps(value, sort_keys=True)
