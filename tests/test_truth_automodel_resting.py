@@ -6,7 +6,6 @@ Drawn by `draw_automodel_resting.py`; see tests/truth/tape/README.md.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from simcore.inputs.scenario import Scenario
 from simcore.results.report import RankReport
 from simcore.simulate import simulate
 from truth_cases import told_layouts
+from wrapped_steps import measured_traffic, measured_units, traffic_of, units_of
 
 TAPE = ROOT / "tests/truth/tape"
 STEPS: dict[str, Any] = json.loads((TAPE / "automodel-drawn-resting-0.7.0-torch-2.13.0.json").read_text(
@@ -90,13 +90,7 @@ def test_drawn_models_that_are_not_run(config: Path) -> None:
 @pytest.mark.parametrize("name", RUN)
 def test_units_are_those_that_automodel_wraps(name: str, config: Path) -> None:
     """Lists of layers of a tower that is not frozen are units; all else of it is the root's."""
-    job, table = prepare(asked(name, config))
-    graph = job.graph
-    found = [["" if unit.is_root else unit.name, sum(
-        graph.tensors[graph.layers[layer].kind][number].numel for layer, numbers in unit.members for number in numbers)]
-        for unit in table.units]
-    measured = [[unit.replace("_checkpoint_wrapped_module.", ""), size] for unit, size in STEPS[name]["units"]]
-    assert sorted(found) == sorted(measured)
+    assert units_of(*prepare(asked(name, config))) == measured_units(STEPS[name])
 
 
 @pytest.mark.parametrize("name", RUN)
@@ -116,12 +110,5 @@ def test_the_peak_is_made_of_what_was_measured(name: str, config: Path) -> None:
 
 @pytest.mark.parametrize("name", RUN)
 def test_what_is_sent_is_what_was_measured(name: str, config: Path) -> None:
-    phases = {"fwd": "forward", "bwd": "backward"}
-    measured, found = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
-    for key, sent in STEPS[name]["traffic"].items():
-        collective, phase, *_ = key.split("|")
-        measured += {(collective, phases[phase], "calls"): sent["count"],
-                     (collective, phases[phase], "bytes"): sent["payload_bytes"]}
-    for t in ran(name, config).traffic:
-        found += {(t.collective, t.phase, "calls"): t.calls, (t.collective, t.phase, "bytes"): t.payload_bytes}
+    measured, found = measured_traffic(STEPS[name]), traffic_of(ran(name, config).traffic)
     assert found == measured

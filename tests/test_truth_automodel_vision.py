@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from simcore.inputs.scenario import Scenario
 from simcore.results.report import RankReport
 from simcore.simulate import simulate
 from truth_cases import told_layouts
+from wrapped_steps import measured_traffic, measured_units, traffic_of, units_of
 
 TAPE = ROOT / "tests/truth/tape"
 WRITTEN, DRAWN = (json.loads((TAPE / f"automodel-{name}-0.7.0-torch-2.13.0.json").read_text(encoding="utf-8"))
@@ -117,13 +117,7 @@ def test_what_is_not_run_is_refused(name: str, config: Path) -> None:
 @pytest.mark.parametrize("name", WRAPPED)
 def test_units_are_those_that_automodel_wraps(name: str, config: Path) -> None:
     """A frozen tower and the projector are the root's, element by element."""
-    job, table = prepare(asked(name, config))
-    graph = job.graph
-    found = [["" if unit.is_root else unit.name, sum(
-        graph.tensors[graph.layers[layer].kind][number].numel for layer, numbers in unit.members for number in numbers)]
-        for unit in table.units]
-    measured = [[unit.replace("_checkpoint_wrapped_module.", ""), size] for unit, size in STEPS[name]["units"]]
-    assert sorted(found) == sorted(measured)
+    assert units_of(*prepare(asked(name, config))) == measured_units(STEPS[name])
 
 
 @pytest.mark.parametrize("name", RUN)
@@ -211,14 +205,7 @@ def test_forward_is_as_high_as_measured(name: str, config: Path) -> None:
 
 @pytest.mark.parametrize("name", RUN)
 def test_what_is_sent_is_what_was_measured(name: str, config: Path) -> None:
-    phases = {"fwd": "forward", "bwd": "backward"}
-    measured, found = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
-    for key, sent in STEPS[name]["traffic"].items():
-        collective, phase, *_ = key.split("|")
-        measured += {(collective, phases[phase], "calls"): sent["count"],
-                     (collective, phases[phase], "bytes"): sent["payload_bytes"]}
-    for t in ran(name, config).traffic:
-        found += {(t.collective, t.phase, "calls"): t.calls, (t.collective, t.phase, "bytes"): t.payload_bytes}
+    measured, found = measured_traffic(STEPS[name]), traffic_of(ran(name, config).traffic)
     if "mtp" in STEPS[name]["case"] and "lora" not in STEPS[name]["case"]:  # the table is gathered for each look
         table = 2 * 512 * 256
         found += {("all_gather", "forward", "calls"): 2, ("all_gather", "forward", "bytes"): 2 * table,

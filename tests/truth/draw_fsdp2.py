@@ -192,6 +192,26 @@ def wrapping(pick: Pick, case: Case) -> None:
         case["prefetch"] = pick.randint(1, 3)
 
 
+def mixture(pick: Pick, case: Case, experts: int) -> None:
+    """World, sharding, precision, adapters and workload of a step of a small mixture of `experts`, 0 for none."""
+    world = pick.choice((2, 3, 4, 6, 8, 8, 12, 16))
+    case.update(world=world, rank=pick.randrange(world))
+    if pick.random() < 0.25:
+        case["dp_replicate"] = pick.choice(divisors(world))
+    reshard(pick, case)
+    precision(pick, case)
+    lora(pick, case)
+    workload(pick, case, small=True)
+    if experts:
+        case["seq"] = experts * pick.choice((8, 20, 40))  # whole rows of every expert
+        if pick.random() < 0.5 and case["mp_param"] == "bfloat16":
+            case["experts_implementation"] = "grouped_mm"
+    if case.get("optim_in_bwd"):
+        del case["optim_in_bwd"]
+    if pick.random() < 0.3:
+        case["prefetch"] = pick.randint(1, 3)
+
+
 def draw(seed: int, number: int) -> Case:
     """Case ``number`` depends on nothing but its number and the seed."""
     pick = random.Random(f"{seed}:{number}")

@@ -30,21 +30,7 @@ def draw(seed: int, number: int) -> plain.Case:
     """Case `number` depends on nothing but its number and the seed."""
     pick = random.Random(f"{seed}:minimax:{number}")
     case: plain.Case = {"name": f"minimax-{number:03}", "model": model(pick)}
-    world = pick.choice((2, 3, 4, 6, 8, 8, 12, 16))
-    case.update(world=world, rank=pick.randrange(world))
-    if pick.random() < 0.25:
-        case["dp_replicate"] = pick.choice(plain.divisors(world))
-    plain.reshard(pick, case)
-    plain.precision(pick, case)
-    plain.lora(pick, case)
-    plain.workload(pick, case, small=True)
-    case["seq"] = case["model"]["overrides"]["num_local_experts"] * pick.choice((8, 20, 40))  # whole rows of an expert
-    if pick.random() < 0.5 and case["mp_param"] == "bfloat16":
-        case["experts_implementation"] = "grouped_mm"
-    if case.get("optim_in_bwd"):
-        del case["optim_in_bwd"]
-    if pick.random() < 0.3:
-        case["prefetch"] = pick.randint(1, 3)
+    plain.mixture(pick, case, case["model"]["overrides"]["num_local_experts"])
     return case
 
 

@@ -10,16 +10,8 @@ import pytest
 from automodel_experts import expect_gradients_alone
 from checkout import ROOT
 from eventlog import grouped
+from operators.automodel.dense_experts import changes, layer_of
 from simcore.models.graph import ModelGraph, build, model_config
-from simcore.operators.automodel.env import Env
-from simcore.operators.automodel.implementation import record
-from simcore.operators.automodel.layers import linear
-from simcore.operators.automodel.options import AutomodelOptions
-from simcore.operators.automodel.tensors import tensors
-from simcore.operators.shared import aten
-from simcore.recording.layer import LayerWorkload, RecordedLayer
-from simcore.recording.rows import Op
-from simcore.recording.tape import Param, Section, Tensor
 
 TRUTH = ROOT / "tests/truth" / "tape" / "automodel-step3p5-0.7.0-torch-2.13.0.json"
 STORED: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
@@ -48,33 +40,12 @@ def test_tensors_are_those_that_automodel_registers() -> None:
     assert stored["fp32"] == []
 
 
-def layer_of(case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> RecordedLayer:
-    """An MLP stands in the place of routed experts, as the probe's does."""
-    made = graph(**case.get("overrides", {}))
-    kind = made.kinds[made.layers[1 + case["layer"]].kind]
-    params = {t.name: Param(t.name, t.shape, "bf16", trainable=True) for t in tensors(kind) if not t.is_buffer}
-    hidden, ffn = kind.hidden, (STORED["shape"] | case.get("overrides", {}))["moe_intermediate_size"]
-    for name, shape in (("gate_proj", (ffn, hidden)), ("up_proj", (ffn, hidden)), ("down_proj", (hidden, ffn))):
-        params[f"moe.{name}.weight"] = Param(f"moe.{name}.weight", shape, "bf16", trainable=True)
-
-    def dense(env: Env, x: Tensor, *_: Any) -> Tensor:
-        return linear(env, aten.mul(env.tape, aten.silu(env.tape, linear(env, x, "moe.gate_proj")),
-                                    linear(env, x, "moe.up_proj")), "moe.down_proj")
-
-    monkeypatch.setattr("simcore.operators.automodel.implementation.moe_of", dense)
-    run = LayerWorkload(case["batch"], case["seq"], "bf16", params, ep=2, rows_per_token=2 << 16,
-                        checkpoint="full" if case.get("checkpoint") else "none", options=AutomodelOptions())
-    return record(kind, run, {}, {})
-
-
-def changes(section: Section) -> list[int]:
-    return [row[3] for row in section.rows if row[0] in (Op.ALLOC, Op.FREE) and row[3]]
-
-
 @pytest.mark.parametrize("name", STORED["layers"])
 def test_a_layer_allocates_what_automodel_s_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     row = STORED["layers"][name]
-    layer = layer_of(row["case"], monkeypatch)
+    given = row["case"].get("overrides", {})
+    layer = layer_of(graph(**given), row["case"], (STORED["shape"] | given)["moe_intermediate_size"], "moe",
+                     monkeypatch)
     assert grouped(changes(layer.forward)) == grouped(row["forward"])
     assert grouped(changes(layer.backward)) == grouped(row["backward"])
 
