@@ -52,7 +52,8 @@ ARCHITECTURES = {"deepseek_v4": "DeepseekV4ForCausalLM", "mimo_v2_flash": "MiMoV
 def _own_configuration(case: Case) -> PretrainedConfig:
     fields = fields_of(case)
     family = fields.pop("model_type")
-    fields |= _words_of_mimo(fields) if family == "mimo_v2_flash" else {}
+    if family in OWN_WORDS:
+        fields |= OWN_WORDS[family](fields)
     made = OWN[family](**fields, architectures=[ARCHITECTURES[family]])
     made._attn_implementation = "sdpa"
     return made
@@ -69,6 +70,10 @@ def _words_of_mimo(fields: Case) -> Case:
             "swa_num_attention_heads": fields["num_attention_heads"],
             "swa_num_key_value_heads": 2 * fields["num_key_value_heads"], "swa_head_dim": fields["head_dim"],
             "swa_v_head_dim": fields["v_head_dim"]}
+
+
+OWN_WORDS = {"mimo_v2_flash": _words_of_mimo}
+"""Functions that give a configuration of Automodel's the words that transformers' has others for, by family."""
 
 
 def part_of(name: str) -> str:
