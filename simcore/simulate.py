@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, Unpack
 
-from simcore.errors import NotYet, Problem, RankscopeError
+from simcore.errors import InputError, Problem, RankscopeError
 from simcore.frameworks.setup import prepare
 from simcore.inputs.scenario import Scenario
 from simcore.results.report import NO_STEP, Assumption, Report
@@ -103,13 +103,15 @@ def _placed(scenario: Scenario, rank: int | None) -> Report:
 # other workloads are imported where one is asked for: most runs have none of them
 def _other_workload(scenario: Scenario, request: Request) -> Report:
     refuse_afterwards(scenario)
-    if request.rank is not None:
-        raise NotYet(Problem("--rank", f"not yet: one rank of the workload {scenario.workload}"))
     if scenario.workload == "serve":
+        if request.rank is not None:
+            raise InputError(Problem("--rank", "serve: all ranks of an engine hold the same"))
         return _served(scenario)
+    from simcore.rl.report import of_one_rank
     from simcore.rl.workload import in_phases
 
-    return in_phases(scenario, series=request.has_series, timed=request.timed)
+    found = in_phases(scenario, series=request.has_series, timed=request.timed)
+    return found if request.rank is None else of_one_rank(found, request.rank, scenario.limits.max_fill)
 
 
 def _served(scenario: Scenario, *, ranks: bool = True) -> Report:

@@ -47,9 +47,9 @@ def explain(
     """Walk from a number to what it is made of, by which formula and rule.
 
     SCENARIO has one scenario of workload train, for `step` also grpo or dpo. --rank does not change the explanation of
-    `step`, which is of the ranks that end last, in phases of the fullest rank. Of a recipe the lines follow that each
-    key of its scenario comes from. Exit code 0 also if it does not fit; 2
-    for wrong input or a refused layout. With --json a list of one tree is printed.
+    `step`, which is of the ranks that end last; a step with phases is explained on that rank, or on the fullest that
+    trains. Of a recipe the lines follow that each key of its scenario comes from. Exit code 0 also if it does not fit;
+    2 for wrong input or a refused layout. With --json a list of one tree is printed.
     """
     from simcore.cli.output import print_json, print_shown
     from simcore.recipes.text import origin_lines
@@ -101,7 +101,7 @@ def _explained(report: Report, what: What, rank: int | None) -> tuple[Step, list
     if report.phases:
         if rank is not None:
             check_rank(report, rank)
-        return explain_step(report), []
+        return explain_step(report, rank), []
     rank_class, detail = class_of(report, rank)
     if what is What.TRAINABLE:
         return explain_trainable(report, rank_class, detail), []

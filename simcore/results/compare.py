@@ -172,7 +172,8 @@ def compare(a: Report, b: Report, *more: Report, kept: Sequence[Kept] = ()) -> C
     """
     reports = (a, b, *more)
     ranks = [worst_rank(report) for report in reports]
-    at_rest, traffic = [_at_rest(rank) for rank in ranks], [_traffic(rank) for rank in ranks]
+    trained = [report.trained_rank for report in reports]
+    at_rest, traffic = [_at_rest(rank) for rank in trained], [_traffic(rank) for rank in trained]
     times = [report.time for report in reports]
     return Comparison(
         a=a.name, b=b.name, more=tuple(report.name for report in more),

@@ -204,7 +204,7 @@ class RankReport(_Frozen):
     `apportioned`: the ranks have equal parts of flat buffers, of which `at_rest` has the mean; a part holds more of one
     tensor and less of another. `grads_persist`: storage of gradients survives into the next forward. `end_bytes`:
     allocated at the end of the step. `drawn`: peaks of any rank of the class over all draws of random routing; `peak`
-    is then that of balanced routing.
+    is then that of balanced routing. `phases`: of a step with phases, one after the other.
     """
 
     ranks: tuple[str, ...]
@@ -221,6 +221,12 @@ class RankReport(_Frozen):
     drawn: DrawnPeak | None = None
     traffic: tuple[TrafficRow, ...] = ()
     memory: MemorySeries | None = None
+    phases: tuple[PhaseReport, ...] = ()
+
+    @property
+    def trains(self) -> bool:
+        """True if the ranks hold the model that is trained; False for GPUs that only generate."""
+        return bool(self.at_rest)
 
     def has_rank(self, rank: int) -> bool:
         """True if number `rank` is in `ranks`, which has texts such as `7`, `0-62` or `0-131071:64`."""
@@ -274,7 +280,7 @@ class Report(_Frozen):
     does not fit, the smallest changes first. `drawn`: for random routing; the verdict and `headroom_bytes` are then
     those of the highest draw, because a step that does not fit ends the job. `lengths`: for random lengths; all other
     fields are then at the longest. `evidence`: known runs and recipes of the layout, None without training. `detail`:
-    for figures, on request.
+    for figures, on request. `phases`: of a step with phases, on the fullest ranks that train.
     """
 
     schema_version: str = SCHEMA_VERSION
@@ -304,6 +310,22 @@ class Report(_Frozen):
         """Class of ranks with the highest device memory; None if no class has a peak."""
         with_peak = [r for r in self.ranks if r.peak is not None]
         return max(with_peak, key=lambda r: r.peak.device_bytes if r.peak else 0, default=None)
+
+    @property
+    def trained_rank(self) -> RankReport | None:
+        """Class of ranks that train with the highest device memory; without peaks with most bytes at rest.
+
+        Of all ranks where none trains; None without ranks.
+        """
+        among = [rank for rank in self.ranks if rank.trains] or list(self.ranks)
+        if all(rank.peak is None for rank in among):
+            return max(among, key=RankReport.at_rest_bytes, default=None)
+        return max(among, key=lambda rank: rank.peak.device_bytes if rank.peak else 0)
+
+    @property
+    def generating_rank(self) -> RankReport | None:
+        """Ranks that only generate, on GPUs beside those that train; None if engines share the GPUs."""
+        return next((rank for rank in self.ranks if rank.phases and not rank.trains), None)
 
     @property
     def job_verdict(self) -> Verdict | None:

@@ -7,6 +7,7 @@ in more than their scenarios say: `differing` lists it.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -18,7 +19,7 @@ from simcore.results.frame import flat
 from simcore.results.report import Report
 
 __all__ = ["DISPATCHER", "Setting", "Value", "asked_differently", "chosen_dispatcher", "differing_defaults",
-           "settings_of"]
+           "engine_gpus", "settings_of"]
 
 DISPATCHER: Final = "dispatcher"
 """Name of the way in which tokens go to experts; frameworks choose it by options of different names."""
@@ -51,6 +52,15 @@ class Setting(BaseModel):
         """Text such as `loss megatron | hf`, with the key's last part; a dash stands for a missing value."""
         short = self.key.removeprefix("training.").removeprefix(_OPTION)
         return f"{short} {' | '.join(value or '-' for value in self.values)}"
+
+
+def engine_gpus(report: Report) -> int:
+    """Number of GPUs that only generate, as the scenario asks for them; 0 where engines share those that train."""
+    given = report.scenario.get("generation")
+    if not isinstance(given, dict) or given.get("colocated", True):
+        return 0
+    sizes = [given.get(key, 1) for key in ("engines", "tp")]
+    return math.prod(size if isinstance(size, int) else 1 for size in sizes)
 
 
 def settings_of(report: Report) -> dict[str, Value]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from simcore.errors import InputError, Problem
 from simcore.frameworks.setup import prepare
 from simcore.inputs.scenario import Scenario
 from simcore.results.detail import MemorySeries
@@ -24,7 +25,7 @@ from simcore.rl.time import Batch, whole_step
 from simcore.simulation.simulation import Simulation
 from simcore.validation.evidence import evidence_of
 
-__all__ = ["Laid", "phase_report", "phase_series"]
+__all__ = ["Laid", "of_one_rank", "phase_report", "phase_series"]
 
 _LOOSE: Final = "fragmentation"
 """Category that is reserved and not allocated; a series omits it, like memory outside the allocator."""
@@ -66,23 +67,37 @@ class Laid:
 def phase_report(laid: Laid, further: Sequence[Assumption]) -> Report:
     """Report of a step with phases: that of its training step, with memory and time of all phases in it.
 
-    Its field `phases` is of the fullest class of ranks; ranks that only generate are a further class, the last.
-    `further`: assumptions that are added.
+    Its field `phases` is of the fullest class of ranks that train; ranks that only generate are a further class, the
+    last. `further`: assumptions that are added.
     """
-    ranks = [_rank(rank, journal, laid.simulation).model_copy(update={"traffic": _sorted(sent)})
+    ranks = [_rank(rank, journal, sent, laid)
              for rank, journal, sent in zip(laid.trained.ranks, laid.journals, laid.traffic, strict=True)]
-    journals = list(laid.journals)
+    fullest = max(range(len(ranks)), key=lambda i: (_device(ranks[i]), -i))
     if laid.engine is not None:
         ranks.append(_engine_rank(laid.engine, laid))
-        journals.append(laid.engine)
-    fullest = max(range(len(ranks)), key=lambda i: (_device(ranks[i]), -i))
-    worst = _device(ranks[fullest])
+    worst = max(map(_device, ranks))
     return laid.trained.model_copy(update={
         "name": laid.scenario.name, "scenario": laid.scenario.normalised(), "ranks": tuple(ranks),
         "verdict": verdict_of((rank.peak.band_bytes for rank in ranks if rank.peak), laid.limit),
         "headroom_bytes": laid.limit - worst, "evidence": evidence_of(*prepare(laid.scenario)),
         "assumptions": (*laid.trained.assumptions, *further),
-        "phases": _phases(journals[fullest], ranks[fullest], laid), "time": _time(laid), "host": _host(laid)})
+        "phases": ranks[fullest].phases, "time": _time(laid), "host": _host(laid)})
+
+
+def of_one_rank(report: Report, rank: int, max_fill: float) -> Report:
+    """Report of a step with phases for one rank alone: its memory, verdict, phases and traffic; time is the job's.
+
+    `max_fill`: the part of a device that may be used. InputError if the report has no such rank.
+    """
+    found = next((one for one in report.ranks if one.has_rank(rank)), None)
+    if found is None:
+        last = sum(one.num_ranks for one in report.ranks) - 1
+        raise InputError(Problem("--rank", f"expected a rank from 0 to {last}, got {rank}"))
+    limit, mine = int((report.capacity_bytes or 0) * max_fill), found.model_copy(update={
+        "ranks": (str(rank),), "num_ranks": 1})
+    return report.model_copy(update={
+        "ranks": (mine,), "phases": found.phases, "headroom_bytes": limit - _device(found),
+        "verdict": verdict_of((found.peak.band_bytes,), limit) if found.peak else None})
 
 
 def _sorted(sent: Sequence[TrafficRow]) -> tuple[TrafficRow, ...]:
@@ -94,7 +109,7 @@ def _device(rank: RankReport) -> int:
 
 
 # ---- ranks -----------------------------------------------------------------------------------------------------------
-def _rank(rank: RankReport, journal: Journal, simulation: Simulation) -> RankReport:
+def _rank(rank: RankReport, journal: Journal, sent: Sequence[TrafficRow], laid: Laid) -> RankReport:
     assert rank.peak is not None
     highest = _highest(journal)
     inside = {phase.phase: _allocated(phase) for phase in journal.phases if phase.phase != "training"}
@@ -102,11 +117,12 @@ def _rank(rank: RankReport, journal: Journal, simulation: Simulation) -> RankRep
     more = _allocated(training) - rank.peak.allocated_bytes
     by_phase = {name: size + more for name, size in rank.peak.by_phase.items()} | inside
     host = max(phase.bytes_on("host") for phase in journal.phases)
-    at_highest = _peak(highest, simulation)
+    at_highest = _peak(highest, laid.simulation)
     peak = _with_neighbour(rank.peak, at_highest) if highest.phase == "training" else at_highest
     series = None if rank.memory is None else phase_series(journal, rank.memory)
     return rank.model_copy(update={
-        "peak": peak.model_copy(update={"by_phase": by_phase, "host_bytes": host}), "memory": series})
+        "peak": peak.model_copy(update={"by_phase": by_phase, "host_bytes": host}), "memory": series,
+        "traffic": _sorted(sent), "phases": _phases(journal, sent, laid)})
 
 
 def _highest(journal: Journal) -> Moment:
@@ -174,7 +190,8 @@ def _engine_rank(journal: Journal, laid: Laid) -> RankReport:
     last = first + count - 1
     return RankReport(
         ranks=(f"{first}-{last}" if count > 1 else str(first),), num_ranks=count, coordinates={}, stage=0, at_rest={},
-        padding_bytes=0, grads_persist=False, peak=peak, traffic=_sorted(laid.engine_traffic))
+        padding_bytes=0, grads_persist=False, peak=peak, traffic=_sorted(laid.engine_traffic),
+        phases=_phases(journal, laid.engine_traffic, laid))
 
 
 # ---- memory over the step --------------------------------------------------------------------------------------------
@@ -227,8 +244,8 @@ def _allocated_by_category(entry: Entry) -> Counter[str]:
 
 
 # ---- phases, clock, hosts --------------------------------------------------------------------------------------------
-def _phases(journal: Journal, rank: RankReport, laid: Laid) -> tuple[PhaseReport, ...]:
-    rows, start, sent = [], 0, by_phase(rank.traffic)
+def _phases(journal: Journal, traffic: Sequence[TrafficRow], laid: Laid) -> tuple[PhaseReport, ...]:
+    rows, start, sent = [], 0, by_phase(traffic)
     for moment in journal.phases:
         device = moment.bytes_on("device")
         rows.append(PhaseReport.model_validate({

@@ -193,16 +193,17 @@ def _component(report: Report, name: str, rows: Sequence[TensorRow]) -> Step:
 
 
 # ---- time -----------------------------------------------------------------------------------------------------------
-def explain_step(report: Report) -> Step:
+def explain_step(report: Report, rank: int | None = None) -> Step:
     """Explanation of the time of a step: its parts on the ranks that end last, and what they consist of.
 
-    A step with phases: its phases on the fullest rank, in the order of time. InputError if the report has no time.
+    A step with phases: its phases in the order of time on the rank `rank`, or on the fullest that trains. InputError if
+    the report has no time.
     """
     time = report.time
     if time is None:
         raise InputError(Problem(report.name, "has no time to explain: it was not simulated"))
     if report.phases:
-        return _in_phases(report, time)
+        return _in_phases(report, time, rank)
     inside = tuple(_parts(report, time))
     bound = f"bound by {time.roofline.bound.replace('_', ' ')}" if time.roofline else ""
     return Step(words=f"a step, on ranks {', '.join(time.ranks)}, which end last", amount=format_seconds(time.step_s),
@@ -217,15 +218,17 @@ def _parts(report: Report, time: StepTime) -> Iterator[Step]:
                        inside=tuple(_of_part(report, part)))
 
 
-def _in_phases(report: Report, time: StepTime) -> Step:
+def _in_phases(report: Report, time: StepTime, rank: int | None) -> Step:
+    phases = next((one.phases for one in report.ranks if rank is not None and one.has_rank(rank)), report.phases)
+    where = "the fullest rank" if rank is None else f"rank {rank}"
     inside = [Step(words=f"{phase.phase}, from {format_seconds(phase.start_s)}", amount=format_seconds(phase.seconds),
                    how=f"{phase.seconds / time.step_s:.1%}: {PHASES[phase.phase]}{_sent(phase)}",
-                   inside=tuple(_activities(report, time, phase))) for phase in report.phases]
-    waits = time.step_s - sum(phase.seconds for phase in report.phases)
+                   inside=tuple(_activities(report, time, phase))) for phase in phases]
+    waits = time.step_s - sum(phase.seconds for phase in phases)
     if waits > _ROUNDED_S:
         inside.append(Step(words="waits for slower ranks", amount=format_seconds(waits),
                            how=f"{waits / time.step_s:.1%}: other ranks copy more"))
-    return Step(words="a step, phase after phase on the fullest rank", amount=format_seconds(time.step_s),
+    return Step(words=f"a step, phase after phase on {where}", amount=format_seconds(time.step_s),
                 source="simcore/rl/step/phases.py", inside=tuple(inside))
 
 

@@ -11,6 +11,7 @@ from simcore.results.engine import Serving
 from simcore.results.frame import Column, Dtype, Field, Value, unit_of
 from simcore.results.phases import PHASE_PARTS
 from simcore.results.report import Peak, RankReport, Report, StepTime
+from simcore.results.settings import engine_gpus
 from simcore.results.time import Cost
 from simcore.timing.breakdown import PARTS
 
@@ -73,7 +74,7 @@ def _num_gpus(report: Report) -> Value:
     if report.ranks or not isinstance(report.scenario.get("mesh"), dict):
         return sum(rank.num_ranks for rank in report.ranks) or None
     sizes = (_size(axis)(report) for axis in AXES[:5])
-    return prod(size if isinstance(size, int) else 1 for size in sizes)
+    return prod(size if isinstance(size, int) else 1 for size in sizes) + engine_gpus(report)
 
 
 def _worst(read: Callable[[RankReport], Value]) -> Callable[[Report], Value]:

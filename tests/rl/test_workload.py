@@ -257,8 +257,26 @@ def test_an_engine_of_a_trainer_asks_for_less_where_nobody_says() -> None:
     assert "generation.gpu_memory_utilization" in {assumption.what for assumption in result.assumptions}
 
 
-def test_one_rank_alone_is_not_asked_for() -> None:
-    assert "--rank" in simulate(asked(), rank=0).problems[0].where
+APART = GRPO["generation"] | {"colocated": False, "engines": 2, "tp": 2}
+
+
+def test_one_rank_has_its_own_memory_phases_and_verdict() -> None:
+    scenario = asked(generation=APART, limits={"usable_memory": "48.5 GiB"})
+    whole, trains, generates = simulate(scenario), simulate(scenario, rank=7), simulate(scenario, rank=11)
+    assert [one.ranks[0].ranks for one in (trains, generates)] == [("7",), ("11",)]
+    assert trains.phases == whole.ranks[0].phases != generates.phases == whole.ranks[-1].phases
+    assert (whole.verdict, trains.verdict, generates.verdict) == ("oom", "fits", "oom")
+    assert whole.headroom_bytes == generates.headroom_bytes != trains.headroom_bytes
+    assert trains.time == whole.time
+    assert "expected a rank from 0 to 11" in simulate(scenario, rank=12).problems[0].message
+
+
+def test_phases_are_of_ranks_that_train_also_where_engines_are_fuller() -> None:
+    found = report(generation=APART)
+    assert found.peak_rank is found.generating_rank is found.ranks[-1]
+    assert found.trained_rank is found.ranks[0]
+    assert found.phases == found.ranks[0].phases
+    assert report().generating_rank is None
 
 
 def test_nothing_is_generated_in_dpo() -> None:

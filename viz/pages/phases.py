@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from simcore.results.phases import LINKS
+from simcore.results.phases import LINKS, PhaseReport
 from simcore.results.report import Report
 from simcore.units import format_bytes, format_seconds
 from viz.charts.bars import Bar, Segment, bars, category_segment
@@ -22,17 +22,29 @@ _PARTS = (("weights", "weight_bytes", "sharded_param"), ("adapters", "adapter_bu
 
 
 def phase_section(report: Report, identity: str) -> Markup | None:
-    """Returns the section of a reinforcement-learning step: highest memory in each phase on the fullest rank, as bars.
+    """Returns the section of a reinforcement-learning step: highest memory in each phase, as bars.
 
-    The scale ends at the capacity or the fullest phase. None for a step without phases. `identity`: begin of the ids in
-    it, unique on the page.
+    Of the fullest rank that trains; ranks that only generate have a figure besides. The scale ends at the capacity or
+    the fullest phase. None for a step without phases. `identity`: begin of the ids in it, unique on the page.
     """
     if not report.phases:
         return None
-    scale = max(report.capacity_bytes or 0, *(phase.device_bytes for phase in report.phases), 1)
+    generating, trained = report.generating_rank, report.trained_rank
+    if generating is None or trained is None:
+        return element("section", *_phases(report, report.phases, "the fullest rank", identity), class_="card")
+    return element(
+        "section", *_phases(report, report.phases, f"ranks {', '.join(trained.ranks)}, which train", identity),
+        *_phases(report, generating.phases, f"ranks {', '.join(generating.ranks)}, which generate",
+                 f"{identity}-generating"), class_="card")
+
+
+def _phases(report: Report, phases: Sequence[PhaseReport], where: str, identity: str) -> tuple[Markup, ...]:
+    """Figure of the phases on the ranks `where`, the bytes that these send, and who holds their memory."""
+    scale = max(report.capacity_bytes or 0, *(phase.device_bytes for one in report.ranks for phase in one.phases),
+                *(phase.device_bytes for phase in phases), 1)
     rows: list[Bar] = []
     names: dict[str, None] = {}
-    for phase in report.phases:
+    for phase in phases:
         sizes = {name: size for name, size in phase.by_category.items() if size > 0}
         names |= dict.fromkeys(sizes)
         oom = {"fits": "", "unsure": ", unsure", "oom": ", out of memory"}[phase.device_verdict]
@@ -41,20 +53,20 @@ def phase_section(report: Report, identity: str) -> Markup | None:
         segments = tuple(category_segment(size / scale, name, f"{name}: {format_bytes(size)}")
                          for name, size in sorted(sizes.items(), key=lambda item: -item[1]))
         rows.append(Bar(label, f"{format_bytes(phase.device_bytes)}{oom}", segments))
-    caption = f"Phases of a step on the fullest rank; a whole bar is {format_bytes(scale)}"
-    owner_rows = [[phase.phase, _owners(phase.by_owner), _owners(phase.host_by_owner)] for phase in report.phases]
+    caption = f"Phases of a step on {where}; a whole bar is {format_bytes(scale)}"
+    owner_rows = [[phase.phase, _owners(phase.by_owner), _owners(phase.host_by_owner)] for phase in phases]
     more = element("details", element("summary", "Who holds it, on the device and on the host"), table(
         "By owner at the highest moment of each phase", ("phase", "device", "host"), owner_rows, 9), class_="more")
-    sent = table("Bytes that leave the rank", ("phase", *LINKS), [*_sent_rows(report)], 9)
-    chart = bars(rows, "Phases of a step", identity)
-    return element("section", element("figure", element("figcaption", caption), chart, legend(
-        [entry_of(name) for name in names], "Categories")), sent, more, class_="card")
+    sent = table("Bytes that leave the rank", ("phase", *LINKS), [*_sent_rows(phases)], 9)
+    figure = element("figure", element("figcaption", caption), bars(rows, "Phases of a step", identity), legend(
+        [entry_of(name) for name in names], "Categories"))
+    return tuple(part for part in (figure, sent, more) if part is not None)
 
 
-def _sent_rows(report: Report) -> Iterator[list[Child]]:
+def _sent_rows(phases: Sequence[PhaseReport]) -> Iterator[list[Child]]:
     """A row for each phase with the bytes over each link, and one with their sums."""
     total: Counter[str] = Counter()
-    for phase in report.phases:
+    for phase in phases:
         total.update(phase.sent_bytes)
         yield [phase.phase, *(_size(phase.sent_bytes.get(name, 0)) for name in LINKS)]
     yield ["step", *(_size(total[name]) for name in LINKS)]

@@ -14,9 +14,9 @@ from rich.text import Text
 
 from simcore.cli.sheets.columns import Column, grids
 from simcore.cli.sheets.tables import plain
-from simcore.results.compare import worst_rank
 from simcore.results.evidence import COUNTED
 from simcore.results.report import Peak, Report
+from simcore.results.settings import engine_gpus
 from simcore.units import format_seconds, in_gib
 
 __all__ = ["STYLE", "Tally", "columns_by_heading", "evidence_line", "summary", "unsure_line", "verdict"]
@@ -147,13 +147,13 @@ def _layout(report: Report) -> str:
 
 
 def _num_gpus(report: Report) -> str:
-    """Product of the mesh, or all ranks where engines have GPUs besides."""
+    """Product of the mesh, and the GPUs of engines that generate beside it."""
     if "mesh" not in report.scenario:
         return ""
     product = 1
     for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp"):
         product *= _axis(report, axis)
-    return f"{max(product, sum(rank.num_ranks for rank in report.ranks)):,}"
+    return f"{max(product + engine_gpus(report), sum(rank.num_ranks for rank in report.ranks)):,}"
 
 
 def _method(report: Report) -> str:
@@ -165,7 +165,7 @@ def _method(report: Report) -> str:
 
 
 def _at_rest(report: Report) -> str:
-    rank = worst_rank(report)
+    rank = report.trained_rank
     return in_gib(rank.at_rest_bytes() + rank.padding_bytes) if rank else ""
 
 
@@ -202,10 +202,13 @@ def _fill(report: Report) -> str:
 
 
 def _traffic(*collectives: str) -> Callable[[Report], str]:
-    """Function for a cell of bytes that leave the worst rank in one step; without names, all other collectives."""
+    """Function for a cell of bytes that leave a rank in one step; without names, all other collectives.
+
+    Of the fullest rank that trains, if any does.
+    """
 
     def cell(report: Report) -> str:
-        rank = worst_rank(report)
+        rank = report.trained_rank
         if rank is None or rank.peak is None:
             return ""
         named = collectives or ("all_gather", "reduce_scatter")

@@ -6,7 +6,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from rl.test_workload import DPO, report
+from rl.test_workload import APART, DPO, report
 from simcore.cli.sheets.phases import phasesheet
 from simcore.results.report import Report
 from simcore.units import format_bytes
@@ -34,6 +34,12 @@ def test_bytes_that_are_sent_add_up() -> None:
     assert all(format_bytes(size) in total for size in sizes)
     assert "sent, network" not in shown(found)  # nothing crosses one
     assert sum(sizes) == sum(row.wire_bytes for row in found.ranks[0].traffic)
+
+
+def test_ranks_that_generate_have_a_table_of_their_own() -> None:
+    text = shown(report(generation=APART))
+    assert text.index("ranks 0-7, which train") < text.index("ranks 8-11, which generate")
+    assert text.count("sets the peak") == 2
 
 
 def test_what_does_not_fit_says_so() -> None:
