@@ -61,12 +61,16 @@ _ENGINES: Final[tuple[Mapping[str, Any], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class _Tried:
-    """A simulated change: its verdict, device bytes on the fullest rank, and headroom in bytes."""
+    """A simulated change: its verdict, device bytes on the fullest rank, and headroom in bytes.
+
+    `starts`: False if an engine that generates does not start.
+    """
 
     change: Change
     verdict: Verdict
     peak: int
     headroom: int
+    starts: bool = True
 
     @property
     def fits(self) -> bool:
@@ -106,11 +110,12 @@ def advise(scenario: Scenario) -> tuple[Advice, ...]:
         return tuple(_of_engine(scenario))[:_MOST]
     if not may_be_tried(scenario):
         return ()
-    base = _peak(simulate(scenario, timed=False))
+    found = simulate(scenario, timed=False)
+    base = _peak(found)
     if base is None:
         return ()
     alone = list(_all_tried(scenario, changes(scenario)))
-    singles = [tried for tried in alone if tried.peak < base[0]]
+    singles = [tried for tried in alone if tried.peak < base[0] or tried.starts > _starts(found)]
     num_pairs = min(_PAIRS, _PAIR_ROWS // rows_of(scenario))
     pairs = list(_all_tried(scenario, itertools.islice(sorted(_pairs(singles), key=_effort), num_pairs)))
     pairs += _all_tried(scenario, itertools.islice(_second_round(alone, base[0]), num_pairs))
@@ -119,7 +124,7 @@ def advise(scenario: Scenario) -> tuple[Advice, ...]:
         advice = [(_LOSSES.index(tried.change.loss), _told(scenario, tried)) for tried in fitting]
         advice.sort(key=lambda told: (told[0], told[1].step_s or math.inf))
         return tuple(_first(advice))
-    nearest = sorted((*singles, *pairs), key=lambda tried: tried.peak)
+    nearest = sorted((*singles, *pairs), key=lambda tried: (not tried.starts, tried.peak))
     return tuple(_told(scenario, tried) for tried in nearest[:_NEAREST])
 
 
@@ -225,7 +230,7 @@ def _second_round(alone: Sequence[_Tried], base: int) -> Iterator[Change]:
     for tried in sorted(alone, key=lambda tried: tried.peak):
         if tried.peak < base and not tried.fits and tried.change.loss == "time":
             firsts.setdefault(tried.change.kind, tried.change)
-    idle = [tried.change for tried in alone if tried.peak >= base]
+    idle = [tried.change for tried in alone if tried.peak >= base and not tried.fits]
     for first, second in itertools.product(firsts.values(), sorted(idle, key=_effort)):
         if first.kind != second.kind and not set(first.keys) & set(second.keys):
             yield _together(first, second)
@@ -258,7 +263,12 @@ def _tried(scenario: Scenario, change: Change) -> _Tried | None:
     if any(a.what in change.keys and a.kind == "assumed" for a in report.assumptions):
         return None
     peak = _peak(report)
-    return peak and report.job_verdict and _Tried(change, report.job_verdict, *peak)
+    return peak and report.job_verdict and _Tried(change, report.job_verdict, *peak, _starts(report))
+
+
+def _starts(report: Report) -> bool:
+    """False if the report has an engine that generates and does not start."""
+    return not (report.serving and report.serving.refusal)
 
 
 def _peak(report: Report) -> tuple[int, int] | None:

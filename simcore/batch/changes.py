@@ -31,6 +31,9 @@ _HOSTED: Final[tuple[Mapping[str, Any], ...]] = (
     {"training.offload.optimizer": "host"},
     {f"training.offload.{part}": "host" for part in ("params", "gradients", "optimizer")},
 )
+_WAITING: Final[tuple[Mapping[str, Any], ...]] = ({"rl.optimizer_offload": True}, {"rl.reference": "host"})
+_SHARES: Final = (0.6, 0.3, 0.4, 0.5, 0.7, 0.8, 0.9, 0.95)
+"""Shares of a device that engines may take, that of NeMo RL and TRL first."""
 _FORMATS: Final[tuple[tuple[str, Mapping[str, Any]], ...]] = (
     ("gradients are summed in bf16", {"training.precision.grad_reduce": "bf16"}),
     ("gradients are accumulated in bf16", {"training.precision.main_grads": "bf16"}),
@@ -70,9 +73,24 @@ def changes(scenario: Scenario) -> Iterator[Change]:
     yield from (Change("formats", 5, keys, loss="numerics", warning=warning) for warning, keys in _FORMATS)
     yield from (Change("formats", 5, option.keys, loss="numerics", warning="optimizer states in other formats")
                 for option in options if option.kind == "formats")
+    yield from _engine(scenario)
     if scenario.training.seq_len % 2 == 0:
         yield Change("length", 6, {"training.seq_len": scenario.training.seq_len // 2}, loss="job",
                      warning="sequences of half the length")
+
+
+def _engine(scenario: Scenario) -> Iterator[Change]:
+    """Changes of an engine that generates for the policy, and of what waits on the device meanwhile."""
+    if scenario.generation is None or scenario.rl is None:
+        return
+    for share in _SHARES:
+        yield Change("engine's memory", 2, {"generation.gpu_memory_utilization": share},
+                     1 + round(10 * abs(share - (scenario.generation.gpu_memory_utilization or _SHARES[0]))))
+    for factor in FACTORS:
+        yield Change("engine's tp", 3, {"generation.tp": scenario.generation.tp * factor}, factor)
+    yield from (Change("offload", 4, keys) for keys in _WAITING)
+    yield Change("engine's cache", 5, {"generation.kv_dtype": "fp8"}, loss="numerics",
+                 warning="keys and values of the engine are rounded to fp8")
 
 
 def _recompute(scenario: Scenario) -> Iterator[Change]:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 import small
+from rl.test_workload import GRPO
+from rl.test_workload import asked as asked_in_phases
 from simcore.batch import advice
 from simcore.batch.advice import advise, work
 from simcore.cli.sheets.tables import advice as advice_lines
@@ -217,6 +219,24 @@ def test_an_engine_that_does_not_start_is_told_how_it_would() -> None:
     assert {"generation.tp": 2, "mesh.tp": 2} in [row.changes for row in found]
     for row in found:
         assert simulate(changed(scenario, row.changes)).verdict == row.verdict == "fits"
+
+
+def grpo(share: float, **given: Any) -> Scenario:
+    return asked_in_phases(generation=GRPO["generation"] | {"gpu_memory_utilization": share}, **given)
+
+
+def test_an_engine_that_does_not_start_beside_a_policy_gets_more_memory() -> None:
+    asked = grpo(share=0.01)
+    assert (found := simulate(asked)).serving is not None
+    assert found.serving.refusal
+    told = advise(asked)
+    assert {"generation.gpu_memory_utilization": 0.3} in [row.changes for row in told]
+    assert all(row.verdict == "fits" and any(key.startswith("generation.") for key in row.changes) for row in told)
+
+
+def test_an_engine_that_takes_too_much_gets_less() -> None:
+    told = [row.changes for row in advise(grpo(share=0.9, limits={"usable_memory": "79.11 GiB", "max_fill": 0.85}))]
+    assert {"generation.gpu_memory_utilization": 0.8} in told
 
 
 def test_few_scenarios_of_a_page_are_looked_at_closely() -> None:
