@@ -71,8 +71,8 @@ def sent_by_engine(engine: InferenceEngine, rl: Rl, rounds: Sequence[Round], lin
     return of_engine(calls(engine, rounds, rl.prompt_tokens), engine.tp, link)
 
 
-def told_of_lengths(rl: Rl, engine: InferenceEngine) -> list[Assumption]:
-    """Assumptions on lengths of answers and on the time of a pass."""
+def told_of_lengths(rl: Rl, engine: InferenceEngine, trained: int) -> list[Assumption]:
+    """Assumptions on lengths of answers and on the time of a pass; `trained`: tokens of a sequence in training."""
     longest = engine.max_model_len
     told = Assumption(what="generation", value=f"every sequence goes from {rl.prompt_tokens:,} to {longest:,} tokens",
                       kind="assumed", source="prompt_tokens and max_model_len; no answer ends early")
@@ -81,5 +81,8 @@ def told_of_lengths(rl: Rl, engine: InferenceEngine) -> list[Assumption]:
                           f"density is exponential, and the longest has {longest:,}", kind="assumed",
                           source="rl.mean_tokens; see simcore/vllm/answers.py")
     host = f"{HOST_PASS_S * 1e3:g} ms a pass and {HOST_SEQUENCE_S * 1e6:g} us a sequence"
-    return [told, Assumption(what="host of the engine", value=host, kind="calibrated",
+    apart = [] if longest == trained else [Assumption(
+        what="trained sequences", value=f"{trained:,} tokens each, generated up to {longest:,}", kind="assumed",
+        source="training.seq_len beside generation.max_model_len: memory and time of training are those of seq_len")]
+    return [told, *apart, Assumption(what="host of the engine", value=host, kind="calibrated",
                              source="published times of a token, see simcore/vllm/passes.py")]

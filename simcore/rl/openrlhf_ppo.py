@@ -225,7 +225,7 @@ def _link(scenario: Scenario, engine: Engine) -> Link:
 def _told(asked: _Asked, engine: Engine, lengths: Engine, sync: Sync) -> Iterator[Assumption]:
     rl, note = asked.rl, partial(Assumption, source=_SOURCE)
     yield from assumptions(engine)
-    yield from told_of_lengths(rl, lengths)
+    yield from told_of_lengths(rl, lengths, lengths.max_model_len)
     yield note(what="loss of the policy", value="a few numbers of 4 bytes for each token are not counted; logits are "
                "held until backward is over, and not until the optimizer's step is", kind="assumed")
     yield note(what="refit", value=f"{len(sync.broadcast) or 'one'} sizes of tensors, one call for each parameter; "

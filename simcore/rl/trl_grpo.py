@@ -260,6 +260,7 @@ def _told(asked: _Asked, turn: Turn) -> Iterator[Assumption]:
         return
     assert isinstance(turn.engine, Engine)
     yield from assumptions(turn.engine)
-    yield from told_of_lengths(rl, replace(turn.engine, max_model_len=scenario.training.seq_len))
+    length = scenario.training.seq_len
+    yield from told_of_lengths(rl, replace(turn.engine, max_model_len=length), length)
     yield note(what="refit", value=f"gathers alone {turn.weights.ns / 1e9:.3g} s, one parameter after the other",
                kind="assumed")

@@ -267,9 +267,9 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     batch = _batch(passing, rl.generations, steps, rl.mean_tokens)
     laid = Laid(scenario, trained, tuple(journals), tuple(sent), simulation, batch, beside,
                 engines * engine.tp if beside else 0, engine_rows)
-    further = [*ENGINES[engine.generation.engine].told(engine), *_told(rl, engine), *trainer.told(rl, engine, step),
-               *told_of_scorer(step.scorer), *(told_of_teacher(scenario, teachers) if teachers else
-                                               () if trainer.in_place else _loss(simulation))]
+    further = [*ENGINES[engine.generation.engine].told(engine), *_told(scenario, rl, engine),
+               *trainer.told(rl, engine, step), *told_of_scorer(step.scorer),
+               *(told_of_teacher(scenario, teachers) if teachers else () if trainer.in_place else _loss(simulation))]
     return _with_engine(phase_report(laid, further), engine)
 
 
@@ -389,9 +389,9 @@ def _beside(step: GrpoStep, journals: list[Journal], simulation: Simulation) -> 
     return engine_step(step, simulation.topology, {phase.phase: phase.ns for phase in slowest.phases})
 
 
-def _told(rl: Rl, engine: InferenceEngine) -> list[Assumption]:
+def _told(scenario: Scenario, rl: Rl, engine: InferenceEngine) -> list[Assumption]:
     """Assumptions on the time of generation, and of copies."""
     return [
-        *told_of_lengths(rl, engine),
+        *told_of_lengths(rl, engine, scenario.training.seq_len),
         Assumption(what="copies to and from the host", value="at the rate of pinned copies", kind="assumed",
                    source="module.to('cpu') is not pinned in NeMo RL 7ea279ab and in verl b178a3cd, and slower")]

@@ -271,6 +271,15 @@ def test_one_rank_has_its_own_memory_phases_and_verdict() -> None:
     assert "expected a rank from 0 to 11" in simulate(scenario, rank=12).problems[0].message
 
 
+def test_sequences_that_are_not_trained_as_they_were_generated_are_told() -> None:
+    def told(**generation: Any) -> list[str]:
+        found = report(generation=GRPO["generation"] | generation)
+        return [one.value for one in found.assumptions if one.what == "trained sequences"]
+
+    assert told() == []
+    assert told(max_model_len=128) == ["256 tokens each, generated up to 128"]
+
+
 def test_phases_are_of_ranks_that_train_also_where_engines_are_fuller() -> None:
     found = report(generation=APART)
     assert found.peak_rank is found.generating_rank is found.ranks[-1]

@@ -44,7 +44,7 @@ _DECIDING: Final = {
 """Defaults that decide memory most often, with short names; besides these the token dispatcher."""
 
 
-_NOTED: Final = ("model", "cuda graphs", "gathered 4-bit weights", "experts gathered in replays")
+_NOTED: Final = ("model", "cuda graphs", "gathered 4-bit weights", "experts gathered in replays", "trained sequences")
 """Assumptions that have a line of their own."""
 
 
