@@ -82,9 +82,15 @@ class OptimizerSizes:
     clipped: int = 0
 
 
-def optimizer_temporaries(plan: Plan, tables: Tables, builder: Builder) -> None:
-    """Writes the optimizer's step of the rank, with its temporary memory, to `builder`, see `optimizer_sizes`."""
-    update(optimizer_sizes(plan), plan.layers[0], tables, builder)
+def optimizer_temporaries(plan: Plan, tables: Tables, builder: Builder, parts: Sequence[Updated] = ()) -> None:
+    """Writes the optimizer's step of the rank, with its temporary memory, to `builder`, see `optimizer_sizes`.
+
+    `parts`: what an optimizer with a step of its own updates, if not the tensors of the plan.
+    """
+    sizes = optimizer_sizes(plan)
+    if parts and plan.framework.optimizer.name in STEPS:
+        sizes = sizes_of(STEPS[plan.framework.optimizer.name], parts, sizes.clipped)
+    update(sizes, plan.layers[0], tables, builder)
 
 
 def update(sizes: OptimizerSizes, layer: int, tables: Tables, builder: Builder) -> None:
@@ -144,7 +150,8 @@ def _as_updated(placed: Placed) -> list[Updated]:
     policy = placed.policy
     stored, grad = (("fp32", "fp32") if any(name == "master_param" for name, _ in policy.optimizer_states) else
                     (policy.at_rest.dtype, policy.grad.dtype))
-    return [Updated(placed.spec.name, placed.used_shape, dtype_bytes(stored), dtype_bytes(grad))] * placed.used_copies
+    return [Updated(placed.spec.name, placed.used_shape, dtype_bytes(stored), dtype_bytes(grad),
+                    placed.spec.module == "norm")] * placed.used_copies
 
 
 def _clipped(placed: Placed) -> int:
