@@ -193,7 +193,7 @@ def test_a_packed_base_has_adapters_in_bf16_and_plain_scales() -> None:
     (({**LORA, "lora_target_modules": [".*q_proj", "v_proj"]},), "modules by a pattern"),
     (({**LORA, "lora_modules_to_save": ["lm_head"]},), "not yet: lora_modules_to_save"),
     (({**RECIPE, "load_in_4bit": True},), "a packed base that is trained in full"),
-    (({**RECIPE, "optim": "adafactor"},), "not yet: optim: the optimizer adafactor"),
+    (({**RECIPE, "optim": "ademamix"},), "not yet: optim: the optimizer ademamix"),
     (({**RECIPE, "loss_type": "dft"},), "not yet: loss_type"),
     (({**RECIPE, "max_length": None},), "max_length is null, so that nothing is cut"),
     (({**RECIPE, "betta": 0.1},), "unknown key 'betta'"),
