@@ -104,3 +104,13 @@ def test_what_upstream_refuses_is_refused(name: str) -> None:
     framework, mesh, rest = given(TRUTH[name])
     with pytest.raises(IllegalLayout):
         small.plan_of(framework, mesh, **rest)
+
+
+@pytest.mark.parametrize("name", RAN)
+def test_the_first_step_makes_the_states_beside_what_it_holds(name: str) -> None:
+    """The ledger has all states from the begin, so that its first step is upstream's or a little more."""
+    found = RAN[name]["found"]
+    born = [4 * sum(states.values()) for states in found["states"]]
+    calls = born if len(found["peaks"][0]) > 1 else [sum(born)]
+    for first, second, states in zip(*found["peaks"], calls, strict=True):
+        assert second <= first <= second + states

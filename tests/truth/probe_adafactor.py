@@ -53,6 +53,7 @@ CASES = {
     "fsdp1, original, whole": case("fsdp1", stored="float32", strategy="NO_SHARD", use_orig_params=True),
     "fsdp1, bf16": case("fsdp1", stored="bfloat16", use_orig_params=True),
     "fsdp2": case("fsdp2"), "fsdp2, fp32": case("fsdp2", stored="float32"),
+    "fsdp2, torch's": case("fsdp2", torchs="for_loop"), "fsdp2, torch's, foreach": case("fsdp2", torchs="foreach"),
 }
 SEED, COUNT = 20263107, 48
 
@@ -250,6 +251,8 @@ def of_torch(row):
             fully_shard(layer)
         fully_shard(model)
     optimizer, peaks = optimizer_of(model), []
+    if "torchs" in row["options"]:
+        optimizer = torch.optim.Adafactor(model.parameters(), foreach=row["options"]["torchs"] == "foreach")
     for _ in range(2):
         if framework == "ddp":
             for p in model.parameters():

@@ -28,7 +28,7 @@ OF_POLICIES: Final = ("flash", "flash_eager", "flash_entropy", "flash_entropy_ea
 """Losses of verl's actor and critic, which its workers compute behind the model (verl b178a3cd `workers/actor/
 dp_actor.py`, `workers/critic/dp_critic.py`)."""
 _LEAST_PAGED: Final = 100_000
-_TRAINERS: Final = "transformers 5.23 optimization.py Adafactor.step"
+_ADAFACTORS: Final = "transformers 5.23 optimization.py; torch 2.13 optim/_adafactor.py _single_tensor_adafactor"
 _BNB: Final = "bitsandbytes 95f9af30 optim/optimizer.py"
 
 Sourced = tuple[str, str]
@@ -101,8 +101,9 @@ def torch_optimizer(job: Draft, source: str, default: str = "foreach", *, plain:
     optimizer, framework = job.scenario.training.optimizer, job.scenario.framework
     kept = OPTIMIZERS[optimizer.name]
     if "transformers" in kept.libraries and not plain:
-        raise job.illegal("training.optimizer.name", f"{optimizer.name} beside DTensors: aten.add_.Tensor got mixed "
-                          "torch.Tensor and DTensor (its rows and columns are plain tensors)", _TRAINERS)
+        raise job.illegal("training.optimizer.name", f"{optimizer.name} over DTensors: aten.add_.Tensor got mixed "
+                          "torch.Tensor and DTensor (transformers'); aten.pow_.Scalar: in-place operations that "
+                          "require placement changes are not supported (torch's)", _ADAFACTORS)
     if optimizer.name not in optimizers_of("torch", by_matrix=by_matrix) and "transformers" not in kept.libraries:
         raise job.not_yet("training.optimizer.name", f"{optimizer.name} under {framework}")
     if optimizer.momentum and not kept.momentum_states:
