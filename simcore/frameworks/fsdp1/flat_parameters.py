@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from simcore.frameworks.common.steps.own_step import Updated
 from simcore.frameworks.fsdp1.strategy import Fsdp1Strategy
 from simcore.placement.framework import TensorPolicy, Unit, UpdateTime
 from simcore.placement.layout import TensorLayout
 from simcore.placement.plan import AtRestBytes, Placed, Plan
 from simcore.units import dtype_bytes
 
-__all__ = ["FlatUnit", "exact_in_units", "flat_policy", "flat_units", "mean_in_units", "unit_padding",
+__all__ = ["FlatUnit", "exact_in_units", "flat_policy", "flat_units", "mean_in_units", "parts_updated", "unit_padding",
            "unit_padding_bytes"]
 
 ALIGN = 16
@@ -152,15 +153,42 @@ def exact_in_units(plan: Plan) -> dict[str, AtRestBytes]:
     return totals
 
 
+def parts_updated(plan: Plan) -> list[Updated]:
+    """Returns what the optimizer sees on this rank, unit by unit: flat parts that train.
+
+    With `use_orig_params` they are views of the parts of each parameter that lie in the rank's shard, in the order of
+    modules; () under NO_SHARD with it, where parameters keep their shapes.
+    """
+    strategy = plan.framework.strategy_as(Fsdp1Strategy)
+    if strategy.on_host or (strategy.aligned and parts_of(plan) == 1):
+        return []
+    at = plan.mesh.axis(strategy.axis).coordinate(plan.rank) if parts_of(plan) > 1 else 0
+    found = []
+    for unit in (unit for unit in flat_units(plan) if unit.trains):
+        sizes = dtype_bytes(unit.policy.at_rest.dtype), dtype_bytes(unit.policy.grad.dtype)
+        if not strategy.aligned:
+            found.append(Updated("_flat_param", (unit.shard,), *sizes))
+            continue
+        for layer, number, start, end in unit.places:
+            placed = plan.of_layer(layer)[number]
+            inside = min(end, (at + 1) * unit.shard) - max(start, at * unit.shard)
+            if inside > 0 and placed.trainable:
+                found.append(Updated(placed.spec.name, (inside,), *sizes, placed.spec.module == "norm"))
+    return found
+
+
 def _held(placed: Placed, inside: int, *, trains: bool) -> AtRestBytes:
     """`inside`: stored elements of the tensor, or of one of its copies, in the rank's shard."""
     policy, trained = placed.policy, inside * placed.trainable
     grads = inside * trains * dtype_bytes(policy.grad.dtype) * (policy.grad.space == "device")
-    states = sum(_state_bytes(layout, trained) for _,
+    states = sum(_state_bytes(layout, trained, placed) for _,
                  layout in policy.optimizer_states if layout.space_of(inside) == "device")
     return AtRestBytes(inside * dtype_bytes(policy.at_rest.dtype) * placed.rests_here, grads, states,
                        inside * policy.at_rest.values, trained)
 
 
-def _state_bytes(layout: TensorLayout, numel: int) -> int:
+def _state_bytes(layout: TensorLayout, numel: int, placed: Placed) -> int:
+    """Bytes of a state of `numel` elements of a tensor; one of another shape is only of a whole tensor, or copy."""
+    if layout.extent is not None:
+        return layout.extent(placed.spec.name, placed.used_shape) * dtype_bytes(layout.dtype) * placed.trainable
     return numel * dtype_bytes(layout.dtype) if layout.blocks is None else layout.blocks.num_bytes(numel, layout.dtype)
