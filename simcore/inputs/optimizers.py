@@ -23,11 +23,13 @@ class OptimizerKind:
     """One optimizer: names of the states that it keeps of a parameter, and the work of its step.
 
     `libraries`: those whose code has it: torch (`torch.optim`), te (Megatron's optimizers), bitsandbytes, torchao and
-    flashoptim (states of 8 bits). `states`: kept of every parameter; `momentum_states`: kept only if momentum is not 0.
-    `matrix_states`: kept of a matrix of a hidden layer in place of `states`; empty: matrices are updated like other
-    parameters. `rooted`: the state whose square root the step takes, or "". `layerwise`: each parameter is updated
-    unsharded, by one data-parallel rank. `cpu_passes`: times that an unfused step on a CPU reads or writes all
-    elements, counted in torch 2.13 `optim/adam.py`, `optim/sgd.py`.
+    flashoptim (states of 8 bits), transformers (its Trainer's). `states`: kept of every parameter; `momentum_states`:
+    kept only if momentum is not 0. `matrix_states`: kept of a matrix of a hidden layer in place of `states`; empty:
+    matrices are updated like other parameters. `rooted`: the state whose square root the step takes, or "".
+    `layerwise`: each parameter is updated unsharded, by one data-parallel rank. `cpu_passes`: times that an unfused
+    step on a CPU reads or writes all elements, counted in torch 2.13 `optim/adam.py`, `optim/sgd.py`. `extents`:
+    (state, word in `placement/extent.py`) of states that have another shape than their parameter. `flat_states`: kept
+    in place of `states` where the optimizer sees parts of flat parameters, which have one dimension; empty: the same.
     """
 
     libraries: tuple[str, ...]
@@ -37,15 +39,21 @@ class OptimizerKind:
     rooted: str = ""
     layerwise: bool = False
     cpu_passes: int = 20
+    extents: tuple[tuple[str, str], ...] = ()
+    flat_states: tuple[str, ...] = ()
 
     @property
     def is_adam(self) -> bool:
         """True for Adam and AdamW: two moments of every parameter. Libraries that shard states often know no other."""
         return self.states == _MOMENTS and not self.matrix_states
 
-    def kept(self, momentum: float | None) -> tuple[str, ...]:
-        """Returns the states of a parameter that is no matrix of a hidden layer; momentum None counts as 0."""
-        return (*self.states, *(self.momentum_states if momentum else ()))
+    def kept(self, momentum: float | None, *, flat: bool = False) -> tuple[str, ...]:
+        """Returns the states of a parameter that is no matrix of a hidden layer; momentum None counts as 0.
+
+        `flat`: the optimizer sees a part of a flat parameter.
+        """
+        states = self.flat_states if flat and self.flat_states else self.states
+        return (*states, *(self.momentum_states if momentum else ()))
 
 
 OPTIMIZERS: Final[Mapping[str, OptimizerKind]] = MappingProxyType({
@@ -55,6 +63,10 @@ OPTIMIZERS: Final[Mapping[str, OptimizerKind]] = MappingProxyType({
     "muon": OptimizerKind(("torch", "te"), _MOMENTS, matrix_states=("momentum_buffer",), rooted="exp_avg_sq"),
     "dist_muon": OptimizerKind(("te",), _MOMENTS, matrix_states=("momentum_buffer",), rooted="exp_avg_sq",
                                layerwise=True),
+    "adafactor": OptimizerKind(
+        ("transformers",), ("exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq", "RMS"), rooted="exp_avg_sq",
+        extents=(("exp_avg_sq_row", "rows"), ("exp_avg_sq_col", "columns"), ("exp_avg_sq", "vectors"), ("RMS", "one")),
+        flat_states=("exp_avg_sq",)),
 })
 """Optimizer name in a scenario -> its states and work."""
 

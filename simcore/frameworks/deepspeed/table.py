@@ -381,7 +381,7 @@ def _size(job: Draft, options: dict[str, Any], name: str, default: int) -> int:
 def state_names(job: Job) -> tuple[str, ...]:
     """Returns the names of the optimizer's states besides the masters."""
     optimizer = job.scenario.training.optimizer
-    return OPTIMIZERS[optimizer.name].kept(optimizer.momentum)
+    return OPTIMIZERS[optimizer.name].kept(optimizer.momentum, flat=True)
 
 
 def _fetched_by_layer(packed: PackedWeights | None) -> tuple[tuple[str, str, str, str], ...]:

@@ -72,7 +72,7 @@ def state_forms(job: Job, layout: TensorLayout | None) -> tuple[StateForm, ...]:
     """Returns the states of an element beside its master. `layout`: as `flat_layout` returns it."""
     kept = replace(states_of(job, plain=True), paged=False)
     dtype, space = ("fp32", "device") if layout is None else (layout.dtype, layout.space)
-    return tuple((name, dtype, "" if space == "device" else space) for name, _ in kept.of((), "fp32"))
+    return tuple((name, dtype, "" if space == "device" else space) for name, _ in kept.of((), "fp32", flat=True))
 
 
 def _parts(job: Job, axis: str, stage: int, sub_group: int) -> list[int]:
