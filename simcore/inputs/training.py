@@ -25,8 +25,8 @@ from simcore.inputs.block import (
 from simcore.inputs.bounds import BATCH, BLOCK, EPOCHS, FACTOR, IMAGE, LAYERS, LORA_RANK, SEQ_LEN, TOKENS
 from simcore.inputs.optimizers import LOW_RANK, OPTIMIZERS
 
-__all__ = ["Capacity", "DType", "Draws", "Imbalance", "Lengths", "Lora", "LowRank", "Observed", "Offload", "OffloadPart",
-           "Optimizer", "Pipeline", "Precision", "Quantization", "Recompute", "Routing", "Seed",
+__all__ = ["Capacity", "DType", "Draws", "Imbalance", "Lengths", "Lora", "LowRank", "Observed", "Offload",
+           "OffloadPart", "Optimizer", "Pipeline", "Precision", "Quantization", "Recompute", "Routing", "Seed",
            "Training"]  # fmt: skip
 
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]

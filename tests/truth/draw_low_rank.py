@@ -11,7 +11,8 @@ from typing import Any
 
 from drawing import Case, chosen, numbered, print_cases
 
-_LISTS = (["attn", "mlp"], ["q_proj", "v_proj"], ["mlp"], ["self_attn.o_proj", "down_proj"], ["proj"], ["lm_head", "mlp"])
+_LISTS = (["attn", "mlp"], ["q_proj", "v_proj"], ["mlp"], ["self_attn.o_proj", "down_proj"], ["proj"],
+          ["lm_head", "mlp"])
 
 
 def _model(rng: random.Random) -> Case:

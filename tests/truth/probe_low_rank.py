@@ -17,7 +17,7 @@ import gc
 import json
 import sys
 import tempfile
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -97,7 +97,7 @@ def measured(case: dict[str, Any]) -> dict[str, Any]:
     running = [0, *accumulate(change for _, change in tracker.events)]
     return {"states": states_of(model, optimizer),
             "steps": [{"peak": max(running[first:last + 1]) - running[first], "left": running[last] - running[first]}
-                      for first, last in zip(at, at[1:], strict=False)]}
+                      for first, last in pairwise(at)]}
 
 
 def answered(case: dict[str, Any]) -> dict[str, Any]:

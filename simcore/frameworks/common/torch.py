@@ -8,6 +8,7 @@ from typing import Final
 
 from simcore.frameworks.common.expert_adapters import check_expert_adapters, names_of_experts
 from simcore.frameworks.common.lora import DEFAULT_TARGETS
+from simcore.frameworks.common.low_rank.rules import projecting_optimizer
 from simcore.inputs.optimizers import OPTIMIZERS, optimizers_of
 from simcore.models.graph import ModelGraph
 from simcore.placement.extent import EXTENTS
@@ -99,6 +100,8 @@ def torch_optimizer(job: Draft, source: str, default: str = "foreach", *, plain:
     """
     optimizer, framework = job.scenario.training.optimizer, job.scenario.framework
     kept = OPTIMIZERS[optimizer.name]
+    if kept.projects:
+        return projecting_optimizer(job)
     of_trainer = plain and "transformers" in kept.libraries and framework != "automodel"
     if optimizer.name not in optimizers_of("torch", by_matrix=by_matrix) and not of_trainer:
         raise job.not_yet("training.optimizer.name", f"{optimizer.name} under {framework}")

@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-__all__ = ["PROJECTOR", "LowRankState", "Part", "Projection", "Shape"]
+from simcore.placement.layout import TensorLayout
+
+__all__ = ["PROJECTOR", "LowRankState", "Part", "Projection", "Shape", "projection_of"]
 
 Shape = tuple[int, ...]
 Part = Literal["moment", "projector", "norm"]
@@ -61,6 +63,12 @@ class Projection:
         vectors = min(shape) if size == 4 and not self.is_random else self.kept_rank(shape)
         for side in self.sides(shape):
             yield vectors * shape[side == "right"]
+
+
+def projection_of(states: tuple[tuple[str, TensorLayout], ...]) -> Projection | None:
+    """Returns the projection of a parameter with these (name, layout) of optimizer states; None without one."""
+    extents = (layout.extent for name, layout in states if name == PROJECTOR)
+    return next((extent.projection for extent in extents if isinstance(extent, LowRankState)), None)
 
 
 @dataclass(frozen=True, slots=True)

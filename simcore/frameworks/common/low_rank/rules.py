@@ -14,15 +14,16 @@ from functools import lru_cache
 from typing import Final
 
 from simcore.frameworks.common.low_rank.projection import PROJECTOR, LowRankState, Part, Projection
+from simcore.frameworks.common.low_rank.refusals import check_framework
 from simcore.inputs.optimizers import LOW_RANK
 from simcore.inputs.training import LowRank
 from simcore.models.tensor import TensorSpec
-from simcore.placement.framework import Rule, TensorPolicy
+from simcore.placement.framework import Optimizer, Rule, TensorPolicy
 from simcore.placement.job import Draft, Job
 from simcore.placement.layout import TensorLayout
 from simcore.units import dtype_bytes
 
-__all__ = ["check_low_rank", "projecting"]
+__all__ = ["of_projections", "projecting", "projecting_optimizer"]
 
 _SETUP: Final = "transformers 5.23 trainer_optimizer.py _setup_low_rank_optimizer"
 _PREFIX: Final = "base_model.model.model.language_model.layers."
@@ -43,15 +44,20 @@ def _with(rules: tuple[Rule, ...], asked: LowRank, projection: Projection) -> tu
     return tuple(one for rule in rules for one in (_projected(rule, asked, projection), rule))
 
 
-def check_low_rank(job: Draft) -> None:
-    """Raises an error for a setting of GaLore or APOLLO that upstream refuses, or that is not served.
+def projecting_optimizer(job: Draft) -> Optimizer:
+    """Returns GaLore or APOLLO, whose own code is a loop over tensors; records what the scenario leaves open.
 
-    Records the defaults of what the scenario leaves open.
+    IllegalLayout where upstream stops, NotYet where it runs and is not served.
     """
     optimizer, asked, at = job.scenario.training.optimizer, _settings(job), "training.optimizer"
     assert asked is not None
+    projection = _projection(job, asked)
+    check_framework(job, is_random=projection.is_random)
     if job.graph.implementation != "hf" or job.graph.architecture.has_tower:
-        raise job.not_yet(f"{at}.name", f"{optimizer.name} with layers of {job.graph.implementation}, or a vision tower")
+        raise job.not_yet(f"{at}.name", f"{optimizer.name} with layers of {job.graph.implementation}, or with a "
+                          "vision tower")
+    if job.scenario.framework_options.get("optimizer_in_bwd"):
+        raise job.not_yet("framework_options.optimizer_in_bwd", f"{optimizer.name} layer by layer")
     job.one_of(f"{at}.implementation", optimizer.implementation, ("auto", "for_loop"))
     job.one_of(f"{at}.moments", optimizer.moments, ("auto",))
     if optimizer.paged or optimizer.momentum:
@@ -59,10 +65,26 @@ def check_low_rank(job: Draft) -> None:
     if job.scenario.training.method == "qlora" or job.scenario.training.lora.modules_to_save:
         raise job.not_yet(f"{at}.name", f"{optimizer.name} with qlora or modules_to_save")
     if optimizer.low_rank is None:
-        job.note(f"{at}.low_rank", "rank 128, std", "transformers 5.23 trainer_optimizer.py _get_galore_optimizer, "
-                 "_get_apollo_optimizer; all-linear, which it asks for")
+        job.note(f"{at}.low_rank", "rank 128 of all linears, std", "transformers 5.23 trainer_optimizer.py "
+                 "_get_galore_optimizer, _get_apollo_optimizer; it asks for targets, LLaMA-Factory takes all")
     _check_targets(job, asked)
-    _check_shapes(job, asked, _projection(job, asked))
+    _check_shapes(job, asked, projection)
+    return Optimizer(optimizer.name, "for_loop")
+
+
+def of_projections(job: Job) -> tuple[tuple[str, str, str, str], ...]:
+    """Returns the assumptions about a step that projects gradients; () for other optimizers."""
+    asked = _settings(job)
+    if asked is None:
+        return ()
+    rows = [("training.optimizer.low_rank", "the step makes new projectors, as the first and each update_proj_gap-th "
+             "does; those between hold less", "assumed", "galore-torch 1.0 galore_projector.py project"),
+            ("time of projections", "as between new projectors; products by the bytes that they move", "assumed",
+             "no time of an SVD is published or measured")]
+    if not _projection(job, asked).is_random:
+        rows.append(("workspace of an SVD", "a copy of its matrix, and none of cuSOLVER's own", "assumed",
+                     "torch 2.13 native/cuda/linalg/BatchLinearAlgebraLib.cpp svd_cusolver"))
+    return tuple(rows)
 
 
 def _settings(job: Job) -> LowRank | None:
@@ -89,7 +111,8 @@ def _low(policy: TensorPolicy, projection: Projection) -> TensorPolicy:
     def layout(part: Part) -> TensorLayout:
         return TensorLayout(policy.at_rest.placements, dtype, extent=LowRankState(projection, part, size))
 
-    names: dict[str, Part] = {PROJECTOR: "projector", **dict.fromkeys((name for name, _ in policy.optimizer_states), "moment")}
+    names: dict[str, Part] = {PROJECTOR: "projector"}
+    names |= {name: "moment" for name, _ in policy.optimizer_states}
     if projection.scales:
         names["scaled_grad"] = "norm"
     states = tuple((name, layout(part)) for name, part in names.items())
@@ -97,8 +120,8 @@ def _low(policy: TensorPolicy, projection: Projection) -> TensorPolicy:
 
 
 def _is_target(spec: TensorSpec, asked: LowRank) -> bool:
-    name = _module(spec)
-    return bool(name) and (asked.target_modules == "all-linear" or any(target in name for target in asked.target_modules))
+    name, targets = _module(spec), asked.target_modules
+    return bool(name) and (targets == "all-linear" or any(target in name for target in targets))
 
 
 def _module(spec: TensorSpec) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from simcore.frameworks.common.low_rank.projection import Projection
+
 __all__ = ["OwnStep", "Updated"]
 
 
@@ -13,13 +15,14 @@ class Updated:
     """One tensor as an optimizer's step sees it on this rank.
 
     `name`: in its layer. `shape`: of the rank's part; one dimension, if it is a part of a flat parameter. `size`,
-    `grad_size`: bytes of an element of the parameter and of its gradient.
+    `grad_size`: bytes of an element of the parameter and of its gradient. `projection`: to a low rank, if it is.
     """
 
     name: str
     shape: tuple[int, ...]
     size: int
     grad_size: int
+    projection: Projection | None = None
 
 
 @dataclass(frozen=True, slots=True)

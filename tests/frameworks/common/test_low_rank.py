@@ -1,0 +1,89 @@
+"""GaLore and APOLLO beside their own code: `tests/truth/probe_low_rank.py`."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any
+
+import pytest
+
+import small
+from checkout import ROOT
+from simcore.errors import IllegalLayout
+from simcore.frameworks.common.low_rank.projection import projection_of
+from simcore.frameworks.common.optimizer_memory import optimizer_sizes
+from simcore.frameworks.common.steps import low_rank
+from simcore.frameworks.common.steps.own_step import Updated
+from simcore.placement.plan import Placed, Plan
+from simcore.units import dtype_bytes
+
+FOLDER = ROOT / "tests/truth/optimizers"
+ROWS: dict[str, dict[str, Any]] = {
+    f"{path.stem}-{row['name']}": row for path in sorted(FOLDER.glob("low-rank-*.json"))
+    for row in json.loads(path.read_text(encoding="utf-8"))["cases"]}
+RAN = [name for name, row in ROWS.items() if "error" not in row]
+STOPPED = [name for name, row in ROWS.items() if "error" in row]
+FORMATS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+FACTORS = {"lora_A.default": "lora_a", "lora_B.default": "lora_b"}
+
+
+def asked(row: dict[str, Any]) -> dict[str, Any]:
+    """The scenario of a row."""
+    form = FORMATS[row["dtype"]]
+    given = {key: row["args"][key] for key in ("rank", "proj_type", "proj", "scale_type") if key in row["args"]}
+    model = {**row["model"], "head_dim": row["model"]["hidden_size"] // row["model"]["num_attention_heads"]}
+    adapters = {"rank": row.get("lora"), "target_modules": ["q_proj", "v_proj"], "dtype": form}
+    lora: dict[str, Any] = {"method": "lora", "lora": adapters} if "lora" in row else {}
+    return {"model": {"config": "llama-3.2-1b", "overrides": model}, "precision": {"params": form, "compute": form},
+            "optimizer": {"name": row["optim"].partition("_")[0],
+                          "low_rank": {**given, "target_modules": row["targets"]}},
+            **lora}
+
+
+@lru_cache(maxsize=128)
+def plan_of(name: str) -> Plan:
+    return small.plan_of("ddp", **asked(ROWS[name]))
+
+
+def upstream(layer: int, placed: Placed) -> str:
+    """The name that transformers has for a parameter."""
+    stems = {"embedding": "model.embed_tokens.", "lm_head": "lm_head.", "norms": "model.norm."}
+    stem = f"model.layers.{layer - 1}." if "." in placed.spec.name else stems[placed.spec.component]
+    return f"{stem}{placed.spec.name}"
+
+
+def trained(plan: Plan) -> list[tuple[str, Placed]]:
+    return [(upstream(layer, placed), placed) for layer in plan.layers for placed in plan.of_layer(layer)
+            if placed.trainable and not placed.spec.tied]
+
+
+def told(name: str) -> str:
+    """The name of a parameter without PEFT's stem and the name of the adapter."""
+    name = name.removeprefix("base_model.model.")
+    for theirs, ours in FACTORS.items():
+        name = name.replace(theirs, ours)
+    return name
+
+
+@pytest.mark.parametrize("name", RAN)
+def test_states_of_each_parameter(name: str) -> None:
+    found = {told(key): states for key, states in ROWS[name]["states"].items() if states}
+    assert {key: dict(placed.states) for key, placed in trained(plan_of(name))} == found
+
+
+@pytest.mark.parametrize("name", RAN)
+def test_bytes_of_steps_with_new_projectors_and_between(name: str) -> None:
+    row, plan = ROWS[name], plan_of(name)
+    tensors = [Updated(key, placed.used_shape, size, size, projection_of(placed.policy.optimizer_states))
+               for key, placed in trained(plan) for size in [dtype_bytes(placed.policy.grad.dtype)]]
+    gap = row["args"].get("update_proj_gap", 200)
+    assert [low_rank.held_by(tensors, copies=0, renews=step % gap == 0) for step in (1, 2)] == [
+        step["peak"] for step in row["steps"][1:]]
+    assert optimizer_sizes(plan).held == low_rank.held_by(tensors, copies=1, renews=True)
+
+
+@pytest.mark.parametrize("name", STOPPED)
+def test_what_stops_upstream_is_refused(name: str) -> None:
+    with pytest.raises(IllegalLayout, match=r"apollo-torch|galore-torch|trainer_optimizer"):
+        plan_of(name)
