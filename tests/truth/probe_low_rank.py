@@ -46,7 +46,8 @@ def optimizer_of(case: dict[str, Any], model: torch.nn.Module) -> torch.optim.Op
             output_dir=folder, optim=case["optim"], optim_target_modules=case["targets"], use_cpu=True,
             optim_args=",".join(f"{key}={value}" for key, value in case["args"].items()), report_to="none")
     made, given = Trainer.get_optimizer_cls_and_kwargs(args, model)
-    return made(given.pop("params"), **given)
+    groups = given.pop("params")
+    return made(given.pop("optimizer_dict", groups), **given)
 
 
 def forget(tracker: Tracker) -> None:

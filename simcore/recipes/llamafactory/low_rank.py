@@ -12,6 +12,7 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.accelerate import Launch
 from simcore.recipes.huggingface.low_rank.trainer import INTERVAL, LAYERWISE, write_settings
 from simcore.recipes.huggingface.modules import family_of, linears_of
+from simcore.recipes.huggingface.optimizers import read_clipping
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader, Taken
 
@@ -24,7 +25,7 @@ _NAMES: Final = ("galore", "apollo")
 
 
 def read_low_rank_switch(reader: Reader, draft: Draft, launch: Launch, method: str) -> bool:
-    """Writes GaLore or APOLLO, and returns True, if the recipe switches one of them on; the Trainer's `optim` with it."""
+    """Writes GaLore or APOLLO, and returns True, if the recipe switches one of them on, with the Trainer's `optim`."""
     switches = {name: reader.flag(f"use_{name}") for name in _NAMES}
     on = [name for name, said in switches.items() if said is not None and said.value]
     for name, said in switches.items():
@@ -46,6 +47,8 @@ def read_low_rank_switch(reader: Reader, draft: Draft, launch: Launch, method: s
         draft.fail(where, "GaLore and APOLLO are incompatible with DeepSpeed yet.")
     _read_base(reader, draft, name, where)
     _read_settings(reader, draft, name)
+    read_clipping(reader, draft, "max_grad_norm")
+    draft.idle(reader.matching("optim_target_modules", "optim_args"), "LLaMA-Factory makes the optimizer itself")
     return True
 
 
@@ -77,7 +80,7 @@ def _read_settings(reader: Reader, draft: Draft, name: str) -> None:
     draft.idle(reader.take(f"{name}_update_interval"), INTERVAL)
     draft.idle(reader.take(f"{name}_scale"), "a number of the update")
     front = reader.flag("apollo_scale_front") if name == "apollo" else None
-    draft.use(front, why="an argument that apollo-torch 1.0.3 takes beside groups, not in them: it changes nothing")
+    draft.idle(front, "apollo-torch 1.0.3 reads it beside its groups of parameters, and LLaMA-Factory says it in them")
     by_layer = reader.flag(f"{name}_layerwise")
     if by_layer is not None and by_layer.value:
         draft.put(LAYERWISE, by_layer, value=True, source=f"{_CREATE} _create_{name}_optimizer")

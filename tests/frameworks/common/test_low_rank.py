@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import lru_cache
 from typing import Any
 
@@ -10,17 +11,21 @@ import pytest
 
 import small
 from checkout import ROOT
-from simcore.errors import IllegalLayout
+from simcore.errors import IllegalLayout, NotYet
 from simcore.frameworks.common.low_rank.projection import projection_of
 from simcore.frameworks.common.optimizer_memory import optimizer_sizes
 from simcore.frameworks.common.steps import low_rank
 from simcore.frameworks.common.steps.own_step import Updated
 from simcore.placement.plan import Placed, Plan
+from simcore.simulate import simulate
 from simcore.units import dtype_bytes
 
 FOLDER = ROOT / "tests/truth/optimizers"
+SHARDED: list[dict[str, str]] = json.loads((FOLDER / "low-rank-sharded.json").read_text(encoding="utf-8"))["cases"]
+STEPS: dict[str, dict[str, Any]] = json.loads(
+    (FOLDER / "low-rank-steps-galore-1.0-apollo-1.0.3.json").read_text(encoding="utf-8"))["cases"]
 ROWS: dict[str, dict[str, Any]] = {
-    f"{path.stem}-{row['name']}": row for path in sorted(FOLDER.glob("low-rank-*.json"))
+    f"{path.stem}-{row['name']}": row for path in sorted(FOLDER.glob("low-rank-galore-*.json"))
     for row in json.loads(path.read_text(encoding="utf-8"))["cases"]}
 RAN = [name for name, row in ROWS.items() if "error" not in row]
 STOPPED = [name for name, row in ROWS.items() if "error" in row]
@@ -87,3 +92,34 @@ def test_bytes_of_steps_with_new_projectors_and_between(name: str) -> None:
 def test_what_stops_upstream_is_refused(name: str) -> None:
     with pytest.raises(IllegalLayout, match=r"apollo-torch|galore-torch|trainer_optimizer"):
         plan_of(name)
+
+
+@pytest.mark.parametrize("row", SHARDED, ids=lambda row: f"{row['framework']}-{row['optimizer']}")
+def test_frameworks_that_shard_parameters(row: dict[str, str]) -> None:
+    """What raises there is refused, by the same words; what runs is not served yet."""
+    framework, name = row["framework"].split()[0], row["optimizer"].split()
+    form = "fp32" if row["framework"] == "zero0" else "bf16"
+    settings = {"proj": name[1]} if len(name) > 1 else {}
+    error, words = (IllegalLayout, row["error"].partition(", need")[0]) if row["error"] else (NotYet, "served: ddp")
+    options = {"use_orig_params": "use_orig_params" in row["framework"]} if framework == "fsdp1" else {}
+    with pytest.raises(error, match=re.escape(words)):
+        small.prepared(framework, {"dp_shard": 2} if framework != "zero0" else {"dp_replicate": 2}, model="llama-tiny",
+                       precision={"compute": form}, options=options,
+                       optimizer={"name": name[0], "low_rank": settings})
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_the_peak_and_the_end_of_a_step_on_one_process(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After backward or inside it, tied or not: `tests/truth/probe_low_rank_steps.py`."""
+    case, form = STEPS[name], FORMATS[STEPS[name]["dtype"]]
+    monkeypatch.setattr(low_rank, "COPIES", 0)
+    report = simulate(small.scenario(
+        "ddp", model={"config": case["preset"], "overrides": case["overrides"]}, recompute="full",
+        precision={"params": form, "compute": form}, options={"optimizer_in_bwd": case["optim"].endswith("layerwise")},
+        optimizer={"name": case["optim"].partition("_")[0], "low_rank": {
+            "rank": case["args"]["rank"], "target_modules": case["targets"]}}))
+    (rank,) = report.ranks
+    assert rank.peak is not None
+    assert rank.end_bytes is not None
+    kept = rank.peak.by_category["workspace"]
+    assert {"peak": rank.peak.allocated_bytes - kept, "end": rank.end_bytes - kept} == case["found"]

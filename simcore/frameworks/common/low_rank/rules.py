@@ -15,6 +15,7 @@ from typing import Final
 
 from simcore.frameworks.common.low_rank.projection import PROJECTOR, LowRankState, Part, Projection
 from simcore.frameworks.common.low_rank.refusals import check_framework
+from simcore.frameworks.common.steps.low_rank import StepAlone
 from simcore.inputs.optimizers import LOW_RANK
 from simcore.inputs.training import LowRank
 from simcore.models.tensor import TensorSpec
@@ -41,7 +42,7 @@ def projecting(job: Draft, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
 @lru_cache(maxsize=64)
 def _with(rules: tuple[Rule, ...], asked: LowRank, projection: Projection) -> tuple[Rule, ...]:
     """Equal settings share one tuple, by which policies of a model are cached."""
-    return tuple(one for rule in rules for one in (_projected(rule, asked, projection), rule))
+    return tuple(one for rule in rules for one in (_projected(rule, asked, projection), _whole(rule)))
 
 
 def projecting_optimizer(job: Draft) -> Optimizer:
@@ -56,8 +57,6 @@ def projecting_optimizer(job: Draft) -> Optimizer:
     if job.graph.implementation != "hf" or job.graph.architecture.has_tower:
         raise job.not_yet(f"{at}.name", f"{optimizer.name} with layers of {job.graph.implementation}, or with a "
                           "vision tower")
-    if job.scenario.framework_options.get("optimizer_in_bwd"):
-        raise job.not_yet("framework_options.optimizer_in_bwd", f"{optimizer.name} layer by layer")
     job.one_of(f"{at}.implementation", optimizer.implementation, ("auto", "for_loop"))
     job.one_of(f"{at}.moments", optimizer.moments, ("auto",))
     if optimizer.paged or optimizer.momentum:
@@ -103,6 +102,12 @@ def _projected(rule: Rule, asked: LowRank, projection: Projection) -> Rule:
     return Rule(lambda spec: rule.matches(spec) and _is_target(spec, asked), _low(rule.policy, projection))
 
 
+def _whole(rule: Rule) -> Rule:
+    """The rule for all other tensors, which have AdamW's moments."""
+    alone = StepAlone(dtype_bytes(rule.policy.grad.dtype))
+    return Rule(rule.matches, replace(rule.policy, step_alone=alone)) if rule.policy.optimizer_states else rule
+
+
 def _low(policy: TensorPolicy, projection: Projection) -> TensorPolicy:
     """The policy with states of low rank, in the dtype of the gradient, in place of the two moments."""
     dtype = policy.grad.dtype
@@ -116,7 +121,8 @@ def _low(policy: TensorPolicy, projection: Projection) -> TensorPolicy:
     if projection.scales:
         names["scaled_grad"] = "norm"
     states = tuple((name, layout(part)) for name, part in names.items())
-    return replace(policy, name=f"{policy.name}, projected", optimizer_states=states)
+    return replace(policy, name=f"{policy.name}, projected", optimizer_states=states,
+                   step_alone=StepAlone(size, projection))
 
 
 def _is_target(spec: TensorSpec, asked: LowRank) -> bool:

@@ -20,10 +20,29 @@ from typing import Final
 
 from simcore.frameworks.common.low_rank.projection import Projection, Shape
 from simcore.frameworks.common.steps.own_step import Updated
+from simcore.recording.rows import Step
 
-__all__ = ["held", "held_by", "moved"]
+__all__ = ["COPIES", "StepAlone", "held", "held_by", "moved"]
 
 _FP32: Final = 4
+COPIES: Final = 1
+"""Copies of its matrix that an SVD makes inside its kernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepAlone:
+    """Step of an optimizer that has one parameter, as layer-wise ones have.
+
+    `size`: bytes of an element of the gradient; `projection`: None for a parameter that is not projected.
+    """
+
+    size: int
+    projection: Projection | None = None
+
+    def __call__(self, shape: Shape) -> Step:
+        """Returns the step of a parameter of `shape`: temporary bytes, FLOPs and bytes moved."""
+        tensor = Updated("", shape, self.size, self.size, self.projection)
+        return Step(held([tensor]), 12 * math.prod(shape), moved(tensor))
 
 
 @dataclass(slots=True)
@@ -52,7 +71,7 @@ class _Memory:
 
 def held(tensors: Sequence[Updated]) -> int:
     """Returns the most bytes that a step with new projectors holds at a time, besides states."""
-    return held_by(tensors, copies=1, renews=True)
+    return held_by(tensors, copies=COPIES, renews=True)
 
 
 def held_by(tensors: Sequence[Updated], *, copies: int, renews: bool) -> int:
