@@ -13,6 +13,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def rows(rank: int) -> Iterator[dict[str, str]]:
     """One row for each optimizer and way to shard; ZeRO on the first process alone."""
     for name in OPTIMIZERS:
         for way, wrap in WRAPPED.items():
-            yield {"framework": way, "optimizer": name, "error": raised(lambda: _wrapped(wrap, name))}
+            yield {"framework": way, "optimizer": name, "error": raised(partial(_wrapped, wrap, name))}
     dist.barrier()
     dist.destroy_process_group()
     if rank:
@@ -84,7 +85,7 @@ def rows(rank: int) -> Iterator[dict[str, str]]:
     for name in OPTIMIZERS:
         for stage in range(4):
             for half in (True, False):
-                error = raised(lambda: _zero(stage, name, half=half))
+                error = raised(partial(_zero, stage, name, half=half))
                 yield {"framework": f"zero{stage}{' bf16' * half}", "optimizer": name, "error": error}
 
 

@@ -17,7 +17,7 @@ from oracle.steps import models
 from oracle.steps.measured_steps import two_measured_steps
 from oracle.steps.setup import checkpoint
 from oracle.steps.tracker import Tracker
-from probe_low_rank import forget, optimizer_of
+from probe_low_rank import optimizer_of
 
 SHAPE = {"vocab_size": 512, "num_hidden_layers": 4}
 CASES: dict[str, dict[str, Any]] = {

@@ -9,8 +9,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from simcore.frameworks.common.low_rank.projection import projection_of
 from simcore.frameworks.common.steps.own_step import OwnStep, Updated
+from simcore.frameworks.common.steps.projection import projection_of
 from simcore.frameworks.common.steps.table import STEPS
 from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.models.blocks import Attention

@@ -12,10 +12,10 @@ import pytest
 import small
 from checkout import ROOT
 from simcore.errors import IllegalLayout, NotYet
-from simcore.frameworks.common.low_rank.projection import projection_of
 from simcore.frameworks.common.optimizer_memory import optimizer_sizes
 from simcore.frameworks.common.steps import low_rank
 from simcore.frameworks.common.steps.own_step import Updated
+from simcore.frameworks.common.steps.projection import projection_of
 from simcore.placement.plan import Placed, Plan
 from simcore.simulate import simulate
 from simcore.units import dtype_bytes
@@ -98,7 +98,7 @@ def test_what_stops_upstream_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("row", SHARDED, ids=lambda row: f"{row['framework']}-{row['optimizer']}")
 def test_frameworks_that_shard_parameters(row: dict[str, str]) -> None:
-    """What raises there is refused, by the same words; what runs is not served yet."""
+    """Refusal of what raises there, by the same words; what runs is not served yet."""
     framework, name = row["framework"].split()[0], row["optimizer"].split()
     form = "fp32" if row["framework"] == "zero0" else "bf16"
     settings = {"proj": name[1]} if len(name) > 1 else {}

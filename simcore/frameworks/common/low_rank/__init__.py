@@ -1,6 +1,8 @@
 """GaLore and APOLLO: optimizers that keep moments of gradients projected to a low rank.
 
-Input: the scenario's optimizer and the model's tensors. Output: which weights are projected, shapes and bytes of their
-states, and which frameworks refuse it. Start: `rules.py`; `projection.py` has the shapes. The step's memory is in
-`frameworks/common/steps/low_rank.py`.
+Input: the scenario's optimizer and the model's tensors. Output: rules for weights that are projected, the assumptions
+of such a step, and errors for frameworks that stop at it.
+
+Start: `rules.py`: which weights, with which states; then `refusals.py`. Shapes of projected gradients and the memory of
+a step are in `frameworks/common/steps`.
 """

@@ -13,9 +13,9 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
-from simcore.frameworks.common.low_rank.projection import PROJECTOR, LowRankState, Part, Projection
 from simcore.frameworks.common.low_rank.refusals import check_framework
 from simcore.frameworks.common.steps.low_rank import StepAlone
+from simcore.frameworks.common.steps.projection import PROJECTOR, LowRankState, Part, Projection
 from simcore.inputs.optimizers import LOW_RANK
 from simcore.inputs.training import LowRank
 from simcore.models.tensor import TensorSpec

@@ -1,5 +1,7 @@
 """Steps of optimizers that hold other memory than Adam's, one module each.
 
-Input: the tensors that a rank updates, in the optimizer's order. Output: bytes held at most, and bytes moved. Start:
-`table.py`, which names them.
+Input: the tensors that a rank updates, in the optimizer's order. Output: bytes held at most, and bytes moved.
+
+Start: `table.py`, which names them; `own_step.py` says what a module gives. `projection.py`: shapes of gradients that
+GaLore and APOLLO project, whose step is in `low_rank.py`.
 """

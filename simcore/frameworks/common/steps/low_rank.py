@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from simcore.frameworks.common.low_rank.projection import Projection, Shape
 from simcore.frameworks.common.steps.own_step import Updated
+from simcore.frameworks.common.steps.projection import Projection, Shape
 from simcore.recording.rows import Step
 
 __all__ = ["COPIES", "StepAlone", "held", "held_by", "moved"]

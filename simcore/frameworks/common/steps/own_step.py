@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from simcore.frameworks.common.low_rank.projection import Projection
+from simcore.frameworks.common.steps.projection import Projection
 
 __all__ = ["OwnStep", "Updated"]
 
