@@ -12,6 +12,7 @@ import pytest
 import small
 from checkout import ROOT
 from simcore.errors import IllegalLayout, NotYet
+from simcore.frameworks.common.low_rank.rules import UNKNOWN_LINEARS
 from simcore.frameworks.common.optimizer_memory import optimizer_sizes
 from simcore.frameworks.common.steps import low_rank
 from simcore.frameworks.common.steps.own_step import Updated
@@ -21,6 +22,8 @@ from simcore.simulate import simulate
 from simcore.units import dtype_bytes
 
 FOLDER = ROOT / "tests/truth/optimizers"
+LINEARS: list[dict[str, Any]] = json.loads(
+    (FOLDER / "linears-transformers-5.23.0.json").read_text(encoding="utf-8"))["cases"]
 SHARDED: list[dict[str, str]] = json.loads((FOLDER / "low-rank-sharded.json").read_text(encoding="utf-8"))["cases"]
 STEPS: dict[str, dict[str, Any]] = json.loads(
     (FOLDER / "low-rank-steps-galore-1.0-apollo-1.0.3.json").read_text(encoding="utf-8"))["cases"]
@@ -131,3 +134,25 @@ def test_the_peak_and_the_end_of_a_step_on_one_process(name: str, monkeypatch: p
     beyond = FP32_BACKWARD * (name.endswith("layerwise") and form == "fp32")
     assert 0 <= case["found"]["peak"] + beyond - (rank.peak.allocated_bytes - kept) <= NUMBERS
     assert 0 <= case["found"]["end"] - (rank.end_bytes - kept) <= NUMBERS
+
+
+def all_linears(preset: str) -> dict[str, list[list[int]]]:
+    """Shapes of the weights that are projected of a preset, by the name of their module."""
+    plan = small.plan_of("ddp", model=preset, implementation="hf", optimizer={"name": "galore"})
+    found: dict[str, set[tuple[int, ...]]] = {}
+    for layer in plan.layers:
+        for placed in plan.of_layer(layer):
+            if projection_of(placed.policy.optimizer_states) is not None and not placed.spec.tied:
+                name = placed.spec.path or "lm_head"
+                found.setdefault(name, set()).add(placed.spec.shape)
+    return {name: sorted(map(list, shapes)) for name, shapes in sorted(found.items())}
+
+
+@pytest.mark.parametrize("row", [row for row in LINEARS if "error" not in row], ids=lambda row: row["preset"])
+def test_all_linears_of_each_family(row: dict[str, Any]) -> None:
+    """Each `nn.Linear` of transformers, also of an indexer, which gets no gradient and so has no states."""
+    if small.prepared("ddp", model=row["preset"], implementation="hf")[0].graph.architecture.family in UNKNOWN_LINEARS:
+        with pytest.raises(NotYet, match="not by transformers' own linears"):
+            all_linears(row["preset"])
+        return
+    assert all_linears(row["preset"]) == row["linears"]

@@ -24,9 +24,12 @@ from simcore.placement.job import Draft, Job
 from simcore.placement.layout import TensorLayout
 from simcore.units import dtype_bytes
 
-__all__ = ["of_projections", "projecting", "projecting_optimizer"]
+__all__ = ["UNKNOWN_LINEARS", "of_projections", "projecting", "projecting_optimizer"]
 
 _SETUP: Final = "transformers 5.23 trainer_optimizer.py _setup_low_rank_optimizer"
+UNKNOWN_LINEARS: Final = ("bailing_moe", "llama4_text", "mistral4", "nemotron-nas", "step3p5")
+"""Families of repositories' own code, or without a class for text in transformers 5.23; Llama 4's router is a linear of
+its own class."""
 _PREFIX: Final = "base_model.model.model.language_model.layers."
 _FACTORS: Final = ("lora_a", "lora_b")
 
@@ -54,9 +57,10 @@ def projecting_optimizer(job: Draft) -> Optimizer:
     assert asked is not None
     projection = _projection(job, asked)
     check_framework(job, is_random=projection.is_random)
-    if job.graph.implementation != "hf" or job.graph.architecture.has_tower:
-        raise job.not_yet(f"{at}.name", f"{optimizer.name} with layers of {job.graph.implementation}, or with a "
-                          "vision tower")
+    family = job.graph.architecture.family
+    if job.graph.implementation != "hf" or job.graph.architecture.has_tower or family in UNKNOWN_LINEARS:
+        raise job.not_yet(f"{at}.name", f"{optimizer.name} with layers of {family} of {job.graph.implementation}: with "
+                          "a vision tower, or not by transformers' own linears")
     job.one_of(f"{at}.implementation", optimizer.implementation, ("auto", "for_loop"))
     job.one_of(f"{at}.moments", optimizer.moments, ("auto",))
     if optimizer.paged or optimizer.momentum:
