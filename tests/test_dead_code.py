@@ -12,8 +12,8 @@ from checkout import ROOT
 USED_FROM_OUTSIDE: Final[dict[str, frozenset[str]]] = {
     "called by Python, simpy, pickle, pydantic or IPython": frozenset({
         "__class__", "__getattr__", "_accept_plain", "_are_tables", "_countable", "_day_or_month", "_in_range", "_ok",
-        "_one_length_of_the_run", "_ordered", "_render_traceback_", "_repr_html_", "callbacks", "find_class",
-        "persistent_load", "pid"}),
+        "_one_length_of_the_run", "_ordered", "_projects", "_render_traceback_", "_repr_html_", "callbacks",
+        "find_class", "persistent_load", "pid"}),
     "called by ruamel.yaml's parser, or read by its scanner": frozenset({"check_token", "get_token", "tokens_taken"}),
     "commands and values of the command line": frozenset({
         "CPU", "JUNIT", "rankscope"}),

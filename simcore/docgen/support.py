@@ -61,6 +61,8 @@ _FEATURES: Final[dict[str, tuple[dict[str, Any], ...]]] = {
     "8-bit Adam": ({"training": {"optimizer": {"moments": "int8"}}},),
     "Adafactor": ({"training": {"optimizer": {"name": "adafactor"}}},),
     "Muon": ({"training": {"optimizer": {"name": "muon"}}}, {"training": {"optimizer": {"name": "dist_muon"}}}),
+    "GaLore": ({"training": {"optimizer": {"name": "galore"}}},),
+    "APOLLO": ({"training": {"optimizer": {"name": "apollo"}}},),
     "virtual stages": ({"mesh": {"pp": 2}, "training": {"pipeline": {"virtual_stages": 2}}},),
     "zero bubble": ({"mesh": {"pp": 2}, "training": {"pipeline": {"schedule": "zb_h1"}}},),
     "params on host": ({"training": {"offload": {"params": "host"}}}, {"training": _HOST}),

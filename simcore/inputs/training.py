@@ -23,10 +23,10 @@ from simcore.inputs.block import (
     PatternOrAuto,
 )
 from simcore.inputs.bounds import BATCH, BLOCK, EPOCHS, FACTOR, IMAGE, LAYERS, LORA_RANK, SEQ_LEN, TOKENS
-from simcore.inputs.optimizers import OPTIMIZERS
+from simcore.inputs.optimizers import LOW_RANK, OPTIMIZERS
 
-__all__ = ["Capacity", "DType", "Draws", "Imbalance", "Lengths", "Lora", "Observed", "Offload", "OffloadPart",
-           "Optimizer", "Pipeline", "Precision", "Quantization", "Recompute", "Routing", "Seed",
+__all__ = ["Capacity", "DType", "Draws", "Imbalance", "Lengths", "Lora", "LowRank", "Observed", "Offload",
+           "OffloadPart", "Optimizer", "Pipeline", "Precision", "Quantization", "Recompute", "Routing", "Seed",
            "Training"]  # fmt: skip
 
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
@@ -164,6 +164,25 @@ else:  # a type checker knows no Literal of names that are computed
     OptimizerName = Literal[tuple(OPTIMIZERS)]
 
 
+class LowRank(Block):
+    """Projection of gradients to a low rank, whose moments the optimizers galore and apollo keep."""
+
+    rank: Annotated[int, Field(ge=1, le=LORA_RANK)] = Field(default=128, description="Rank that is left of a gradient")
+    target_modules: Annotated[Annotated[Literal["all-linear"], WORD] | Annotated[Names, LIST], BY_SHAPE] = Field(
+        default="all-linear", description="Parts of names of linears whose weights are projected; all-linear: all of "
+        "them, an untied lm_head too"
+    )
+    proj_type: Literal["std", "reverse_std", "right", "left", "full"] = Field(
+        default="std", description="Side that is projected: std the shorter one, reverse_std the longer one, full both"
+    )
+    proj: Literal["random", "svd"] | None = Field(
+        default=None, description="Of apollo: a random matrix, or singular vectors; left out: random"
+    )
+    scale_type: Literal["channel", "tensor"] | None = Field(
+        default=None, description="Of apollo: one factor of the gradient a channel, or one; left out: channel"
+    )
+
+
 class Optimizer(Block):
     """The optimizer and the formats of its states."""
 
@@ -182,6 +201,20 @@ class Optimizer(Block):
         default=None, description="Momentum of sgd: 0 keeps no buffer; left out: the framework's own"
     )
     paged: bool = Field(default=False, description="States in memory that the driver pages to the host")
+    low_rank: LowRank | None = Field(
+        default=None, description="Projection of gradients by galore and apollo; left out: each of its keys' own"
+    )
+
+    @model_validator(mode="after")
+    def _projects(self) -> Optimizer:
+        if self.low_rank is None:
+            return self
+        if self.name not in LOW_RANK:
+            raise ValueError(f"low_rank: expected name: {' or '.join(LOW_RANK)} beside it")
+        own = [key for key in ("proj", "scale_type") if getattr(self.low_rank, key) is not None]
+        if own and self.name != "apollo":
+            raise ValueError(f"low_rank: {' and '.join(own)}: expected name: apollo beside it")
+        return self
 
 
 class OffloadPart(Block):

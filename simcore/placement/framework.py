@@ -22,6 +22,7 @@ from simcore.placement.layout import TensorLayout
 from simcore.placement.libraries import KernelLibraries
 from simcore.placement.strategy import ParallelStrategy
 from simcore.recording.options import NO_OPTIONS, ImplementationOptions
+from simcore.recording.rows import Step
 
 __all__ = ["Framework", "LayerwiseShards", "Matches", "Optimizer", "Padding", "Rule", "TensorPolicies", "TensorPolicy",
            "Unit", "UpdateTime", "inner_of"]
@@ -50,7 +51,8 @@ class TensorPolicy:
     `grads_persist`: gradient storage survives into the next forward (Megatron's main_grad). The two categories are
     those under which a report counts the parameter at rest and the gradient before its reduction. `apart`: a tied
     tensor, whose storage at rest is another's, is gathered by itself and has a gradient of its own. `differentiated`:
-    backward makes a gradient of it though it is frozen.
+    backward makes a gradient of it though it is frozen. `step_alone`: from the shape of a tensor to the step of an
+    optimizer of its own inside backward, if that is not Adam's.
     """
 
     name: str
@@ -66,6 +68,7 @@ class TensorPolicy:
     differentiated: bool = False
     at_rest_category: str = "sharded_param"
     unreduced_grad_category: str = "unsharded_grad"
+    step_alone: Callable[[tuple[int, ...]], Step] | None = None
 
     @property
     def grad_waits(self) -> bool:

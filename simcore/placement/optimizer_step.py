@@ -35,11 +35,14 @@ def made_after_backward(plan: Plan) -> int:
 
 
 def step_of(placed: Placed, implementation: str) -> Step:
-    """Returns Adam's step of this rank's part of one parameter: temporary bytes, FLOPs and bytes moved.
+    """Returns the step of this rank's part of one parameter, Adam's but for policies with `step_alone`.
 
-    `implementation`: as in `Optimizer`. Temporaries (torch 2.13 `optim/adam.py`): with foreach the square root of the
-    second moment; with for_loop a quotient of the same size too; none in fused kernels and in those of 8-bit states.
+    Temporary bytes, FLOPs and bytes moved. `implementation`: as in `Optimizer`. Temporaries (torch 2.13
+    `optim/adam.py`): with foreach the square root of the second moment; with for_loop a quotient of the same size too;
+    none in fused kernels and in those of 8-bit states.
     """
+    if placed.policy.step_alone is not None:
+        return placed.policy.step_alone(placed.used_shape)
     size = placed.local * dtype_bytes(moment_dtype(placed))
     held = {"foreach": size, "for_loop": 2 * size}.get(implementation, 0)
     return Step(held, 12 * placed.local,

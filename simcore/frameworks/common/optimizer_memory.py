@@ -10,6 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from simcore.frameworks.common.steps.own_step import OwnStep, Updated
+from simcore.frameworks.common.steps.projection import projection_of
 from simcore.frameworks.common.steps.table import STEPS
 from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.models.blocks import Attention
@@ -151,7 +152,7 @@ def _as_updated(placed: Placed) -> list[Updated]:
     stored, grad = (("fp32", "fp32") if any(name == "master_param" for name, _ in policy.optimizer_states) else
                     (policy.at_rest.dtype, policy.grad.dtype))
     return [Updated(placed.spec.name, placed.used_shape, dtype_bytes(stored), dtype_bytes(grad),
-                    placed.spec.module == "norm")] * placed.used_copies
+                    placed.spec.module == "norm", projection_of(policy.optimizer_states))] * placed.used_copies
 
 
 def _clipped(placed: Placed) -> int:

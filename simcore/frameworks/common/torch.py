@@ -8,6 +8,8 @@ from typing import Final
 
 from simcore.frameworks.common.expert_adapters import check_expert_adapters, names_of_experts
 from simcore.frameworks.common.lora import DEFAULT_TARGETS
+from simcore.frameworks.common.low_rank.refusals import check_layerwise
+from simcore.frameworks.common.low_rank.rules import projecting_optimizer
 from simcore.inputs.optimizers import OPTIMIZERS, optimizers_of
 from simcore.models.graph import ModelGraph
 from simcore.placement.extent import EXTENTS
@@ -100,6 +102,8 @@ def torch_optimizer(job: Draft, source: str, default: str = "foreach", *, plain:
     """
     optimizer, framework = job.scenario.training.optimizer, job.scenario.framework
     kept = OPTIMIZERS[optimizer.name]
+    if kept.projects:
+        return projecting_optimizer(job)
     if "transformers" in kept.libraries and not plain:
         raise job.illegal("training.optimizer.name", f"{optimizer.name} over DTensors: aten.add_.Tensor got mixed "
                           "torch.Tensor and DTensor (transformers'); aten.pow_.Scalar: in-place operations that "
@@ -259,6 +263,9 @@ def check_optimizer_in_backward(job: Job) -> None:
     the host.
     """
     at, training = "framework_options.optimizer_in_bwd", job.scenario.training
+    if OPTIMIZERS[training.optimizer.name].projects:
+        check_layerwise(job)
+        return
     if job.scenario.num_microbatches > 1:
         raise job.illegal(at, "Gradient accumulation is not supported with optimizer in bwd", f"{_TUNE}:157")
     if training.method == "qlora" or not OPTIMIZERS[training.optimizer.name].is_adam or training.offload.part(

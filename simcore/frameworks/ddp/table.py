@@ -21,6 +21,7 @@ from simcore.frameworks.common.compiled_layers import assumptions as of_compiled
 from simcore.frameworks.common.expert_modules import LAYERS, check_autocast
 from simcore.frameworks.common.kernels import FUSED, torch_libraries
 from simcore.frameworks.common.liger import loss_with
+from simcore.frameworks.common.low_rank.rules import of_projections, projecting
 from simcore.frameworks.common.qlora import (
     EXPERTS_OPTION,
     OUTLIERS,
@@ -131,11 +132,11 @@ def table(job: Draft) -> Framework:
     options, stored = options | {"autocast": mixed.autocast}, mixed.stored  # on where fp32 parameters ask for it, too
     return Framework(
         name="ddp", version=VERSIONS[0],
-        rules=_rules(stored, adapter_dtype(job, options, stored), job.compute, states_of(job, plain=True),
-                     _states_of_embeddings(job, options),
-                     packed_of(job, options),
-                     UpdateTime.GRADIENT_READY if options.get("optimizer_in_bwd") else UpdateTime.OPTIMIZER_STEP,
-                     head=packs_head(job, options), experts=packs_experts(job, options), mixed=mixed),
+        rules=projecting(job, _rules(
+            stored, adapter_dtype(job, options, stored), job.compute, states_of(job, plain=True),
+            _states_of_embeddings(job, options), packed_of(job, options),
+            UpdateTime.GRADIENT_READY if options.get("optimizer_in_bwd") else UpdateTime.OPTIMIZER_STEP,
+            head=packs_head(job, options), experts=packs_experts(job, options), mixed=mixed)),
         units=(),
         strategy=_reducer(job, options),
         optimizer=torch_optimizer(job, "torch 2.13 optim/adam.py: foreach by default on CUDA", "foreach", plain=True),
@@ -260,7 +261,7 @@ def _attention(options: dict[str, Any]) -> dict[str, Any]:
 def _assumptions(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str, str, str], ...]:
     training = job.scenario.training
     rows = [OUTLIERS] if training.method == "qlora" and training.quantization.format == "int8" else []
-    rows += of_compiled_layers(job, options)
+    rows += [*of_compiled_layers(job, options), *of_projections(job)]
     if options.get("compile") is True:
         rows.append(("framework_options.compile", "layers as if they were eager, a chunked loss as compiled; "
                       f"their pointwise kernels move {FUSED} of the bytes", "assumed",

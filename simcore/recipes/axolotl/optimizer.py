@@ -7,6 +7,7 @@ from typing import Any, Final
 from simcore.recipes.axolotl.sharding import Sharding
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.deepspeed import write_optimizer
+from simcore.recipes.huggingface.low_rank.trainer import LOW_RANK, read_low_rank
 from simcore.recipes.huggingface.optimizers import OPTIMIZERS, SOURCE, read_clipping, write_wide_states
 from simcore.recipes.reader import Reader
 
@@ -25,6 +26,10 @@ def read_optimizer(reader: Reader, draft: Draft, sharding: Sharding) -> None:
     named = reader.text("optimizer")
     read_clipping(reader, draft, "max_grad_norm")
     zero = sharding.zero
+    if named is not None and named.value in LOW_RANK and not (zero and zero.has_optimizer):
+        read_low_rank(reader, draft, named)
+        return
+    draft.idle(reader.matching("optim_target_modules"), "read by GaLore and APOLLO alone")
     if zero is not None and zero.has_optimizer:
         draft.idle(named, "DeepSpeed's configuration names an optimizer")
     elif zero is not None and (named is None or named.value in OPTIMIZERS):

@@ -18,6 +18,7 @@ from simcore.recipes.huggingface.deepspeed import (
     write_optimizer,
 )
 from simcore.recipes.huggingface.fsdp import Plugin, read_plugin, share_ranks
+from simcore.recipes.huggingface.low_rank.trainer import LOW_RANK, read_low_rank
 from simcore.recipes.huggingface.optimizers import (
     OPTIMIZERS,
     SOURCE,
@@ -177,6 +178,9 @@ def read_optimizer(reader: Reader, draft: Draft, launch: Launch, default: str = 
         draft.idle(reader.matching("max_grad_norm"), f"{_TRAINER} compares it with 0, and stops; 4.46.3 clips nothing "
                                                      "at null, but norm and product are timed")
     read_clipping(reader, draft, "max_grad_norm")
+    if named is not None and named.value in LOW_RANK and not (launch.zero and launch.zero.has_optimizer):
+        read_low_rank(reader, draft, named)
+        return
     draft.idle(reader.matching("optim_target_modules"), "read by GaLore and APOLLO alone")
     if launch.zero is not None and launch.zero.has_optimizer:
         draft.idle(named, "DeepSpeed's configuration names an optimizer")

@@ -25,6 +25,7 @@ from simcore.recipes.llamafactory.formats import read_formats
 from simcore.recipes.llamafactory.images import read_images
 from simcore.recipes.llamafactory.kind import VERSION_1, is_rewrite, trains
 from simcore.recipes.llamafactory.lengths import read_lengths
+from simcore.recipes.llamafactory.low_rank import read_low_rank_switch
 from simcore.recipes.llamafactory.method import read_method
 from simcore.recipes.llamafactory.model import read_model
 from simcore.recipes.llamafactory.preference import write_preference
@@ -99,7 +100,8 @@ def _read_training(reader: Reader, draft: Draft, beside: Companions, stage: str)
     read_checkpointing(reader, draft, launch)
     read_lengths(reader, draft, stage)
     read_batches(reader, draft, launch)
-    read_optimizer(reader, draft, launch)
+    if not read_low_rank_switch(reader, draft, launch, method):
+        read_optimizer(reader, draft, launch)
     write_environment(draft, launch, beside)
     write_preference(reader, draft, stage)
     read_rows(reader, draft, WITHOUT_EFFECT)

@@ -39,7 +39,6 @@ WITHOUT_EFFECT: Final[tuple[Row, ...]] = (
     Idle(("kt_*", "fp8_backend", "megatron_bridge_args", "megatron_bridge_args.*", "hyper_parallel_*"),
          "of what is not asked for"),
     *(Off(name, what) for name, what in (
-        ("use_galore", "GaLore"), ("use_apollo", "APOLLO"), ("use_badam", "BAdam"), ("use_adam_mini", "Adam-mini"),
-        ("use_muon", "LLaMA-Factory's own Muon"))),
-    Idle(("galore_*", "apollo_*", "badam_*"), "of optimizers that are not asked for, or are refused"),
+        ("use_badam", "BAdam"), ("use_adam_mini", "Adam-mini"), ("use_muon", "LLaMA-Factory's own Muon"))),
+    Idle(("badam_*",), "of an optimizer that is not asked for, or is refused"),
 )

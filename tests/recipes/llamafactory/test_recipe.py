@@ -301,7 +301,7 @@ def test_a_hostile_value_is_told_at_its_line(hostile: dict[str, Any]) -> None:
     (({**FULL, "deepspeed": "zero.json"},), "DeepSpeed's configuration stands in another file, 'zero.json': name it"),
     (({**FULL, "fsdp": "full_shard auto_wrap", "fsdp_config": {"version": 2}},), "FSDP by the trainer's own"),
     ((FULL, fsdp(2, fsdp_activation_checkpointing=True)), "beside LLaMA-Factory's own checkpoints"),
-    (({**FULL, "use_galore": True, "galore_rank": 8},), "not yet: use_galore: GaLore"),
+    (({**FULL, "use_badam": True},), "not yet: use_badam: BAdam"),
 ])
 def test_what_cannot_be_followed_is_refused_by_name(values: tuple[dict[str, Any], ...], told: str) -> None:
     assert told in refusal(*values)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from simcore.frameworks.common.steps.projection import Projection
+
 __all__ = ["OwnStep", "Updated"]
 
 
@@ -14,6 +16,7 @@ class Updated:
 
     `name`: in its layer. `shape`: of the rank's part; one dimension, if it is a part of a flat parameter. `size`,
     `grad_size`: bytes of an element of the parameter and of its gradient. `is_norm`: it is a norm's, by any name.
+    `projection`: to a low rank, if it is.
     """
 
     name: str
@@ -21,6 +24,7 @@ class Updated:
     size: int
     grad_size: int
     is_norm: bool = False
+    projection: Projection | None = None
 
 
 @dataclass(frozen=True, slots=True)
