@@ -14,7 +14,9 @@ from simcore.recipes.rows import Idle, Off, On, Says, Unmodelled, read_rows
 __all__ = ["LOSSES", "OPTIMIZERS", "OPTIMIZER_ROWS", "read_implementation", "read_loss",
            "read_optimizer"]
 
-OPTIMIZERS: Final = {"torch.optim.Adam": "adam", "torch.optim.AdamW": "adamw", "torch.optim.SGD": "sgd"}
+OPTIMIZERS: Final = {
+    "torch.optim.Adam": "adam", "torch.optim.AdamW": "adamw", "torch.optim.SGD": "sgd", "lion_pytorch.Lion": "lion",
+    "torch.optim.RMSprop": "rmsprop", "torch.optim.Adagrad": "adagrad"}
 LOSSES: Final = {"MaskedCrossEntropy": "masked_fp32", "FusedLinearCrossEntropy": "cut",
                   "TEParallelCrossEntropy": "te_inplace", "ChunkedCrossEntropy": "chunked"}
 OPTIMIZER_ROWS: Final = (
