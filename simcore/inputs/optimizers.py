@@ -38,14 +38,16 @@ class OptimizerKind:
     """One optimizer: names of the states that it keeps of a parameter, and the work of its step.
 
     `libraries`: those whose code has it: torch (`torch.optim`, or a package of its own over torch's operators), te
-    (Megatron's optimizers), deepspeed (its fused kernels), bitsandbytes, torchao and flashoptim (states of 8 bits).
-    `states`: kept of every parameter; `momentum_states`: kept only if momentum is not 0. `matrix_states`: kept of a
-    matrix of a hidden layer in place of `states`; empty: matrices are updated like other parameters. `host_states`:
-    kept by DeepSpeed's optimizer for CPUs, () if it has none. `sized_by`: the state in whose format `forms` hold
-    copies, or "". `forms`: implementations of torch's library and what their steps hold, by name. `code`: the file that
-    they are of. `is_paged`: bitsandbytes has it with paged states. `is_early`: states are made with the optimizer, not
-    in the first step. `layerwise`: each parameter is updated unsharded, by one data-parallel rank. `cpu_passes`: times
-    that an unfused step on a CPU reads or writes all elements, counted in `code`.
+    (Megatron's optimizers), deepspeed (its fused kernels), bitsandbytes, torchao and flashoptim (states of 8 bits),
+    transformers (its Trainer's). `states`: kept of every parameter; `momentum_states`: kept only if momentum is not 0.
+    `matrix_states`: kept of a matrix of a hidden layer in place of `states`; empty: matrices are updated like other
+    parameters. `host_states`: kept by DeepSpeed's optimizer for CPUs, () if it has none. `sized_by`: the state in whose
+    format `forms` hold copies, or "". `forms`: implementations of torch's library and what their steps hold, by name.
+    `code`: the file that they are of. `is_paged`: bitsandbytes has it with paged states. `is_early`: states are made
+    with the optimizer, not in the first step. `layerwise`: each parameter is updated unsharded, by one data-parallel
+    rank. `cpu_passes`: times that an unfused step on a CPU reads or writes all elements, counted in `code`. `extents`:
+    (state, word in `placement/extent.py`) of states that have another shape than their parameter. `flat_states`: kept
+    in place of `states` where the optimizer sees parts of flat parameters, which have one dimension; empty: the same.
     """
 
     libraries: tuple[str, ...]
@@ -60,6 +62,8 @@ class OptimizerKind:
     is_early: bool = False
     layerwise: bool = False
     cpu_passes: int = 20
+    extents: tuple[tuple[str, str], ...] = ()
+    flat_states: tuple[str, ...] = ()
 
     @property
     def is_adam(self) -> bool:
@@ -71,9 +75,13 @@ class OptimizerKind:
         """True if no other library has it with states of 8 bits: it is meant where a scenario asks for them."""
         return "bitsandbytes" in self.libraries and "torchao" not in self.libraries
 
-    def kept(self, momentum: float | None) -> tuple[str, ...]:
-        """Returns the states of a parameter that is no matrix of a hidden layer; momentum None counts as 0."""
-        return (*self.states, *(self.momentum_states if momentum else ()))
+    def kept(self, momentum: float | None, *, flat: bool = False) -> tuple[str, ...]:
+        """Returns the states of a parameter that is no matrix of a hidden layer; momentum None counts as 0.
+
+        `flat`: the optimizer sees a part of a flat parameter.
+        """
+        states = self.flat_states if flat and self.flat_states else self.states
+        return (*states, *(self.momentum_states if momentum else ()))
 
 
 _LOOP: Final = StepForm(of_one=2, left=1, passes=(7, 6))
@@ -105,6 +113,10 @@ OPTIMIZERS: Final[Mapping[str, OptimizerKind]] = MappingProxyType({
         code="torch 2.13 optim/adagrad.py",
         forms={"foreach": StepForm(at_once=2, passes=(7, 6)), "fused": StepForm(),
                "for_loop": StepForm(of_one=1, left=1, passes=(7, 4))}),
+    "adafactor": OptimizerKind(
+        ("transformers",), ("exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq", "RMS"), sized_by="exp_avg_sq",
+        extents=(("exp_avg_sq_row", "rows"), ("exp_avg_sq_col", "columns"), ("exp_avg_sq", "vectors"), ("RMS", "one")),
+        flat_states=("exp_avg_sq",)),
 })
 """Optimizer name in a scenario -> its states and work.
 

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 from simcore.errors import IllegalLayout, Problem
+from simcore.placement.extent import Extent
 from simcore.placement.mesh import Mesh
 from simcore.recording.number_formats import PackedWeights
 from simcore.units import dtype_bytes, packed_bytes
@@ -115,6 +116,7 @@ class TensorLayout:
     `space`: device, managed, host_pinned, host, ... `share`: the fraction of its elements that is in `space`. `blocks`:
     its format if values share scales. `packed`: values are packed in 4 or 8 bits; `dtype` is then that of the stored
     tensor, which the placements cut. `least_away`: a tensor of fewer elements is on the device whatever `space` is.
+    `extent`: elements of an optimizer state of another shape than its parameter; None: it has the parameter's.
     """
 
     placements: Placements
@@ -124,6 +126,7 @@ class TensorLayout:
     blocks: Blocks | None = None
     packed: PackedWeights | None = None
     least_away: int = 0
+    extent: Extent | None = None
 
     def space_of(self, numel: int) -> str:
         """Returns the memory space of a tensor of `numel` elements."""

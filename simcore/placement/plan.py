@@ -297,7 +297,9 @@ def _place_tensor(spec: TensorSpec, policy: TensorPolicy, mesh: Mesh, rank: int)
     states = tuple((name, layout.space_of(spec.numel // _flat_parts(layout.placements, mesh)),
                     _state_bytes(spec, layout, policy, whole, mesh, rank)) for name,
                    layout in policy.optimizer_states) if trains else ()
-    here = tuple((name, num_bytes) for name, space, num_bytes in states if space == "device")
+    shaped = {name for name, layout in policy.optimizer_states if layout.extent is not None}
+    here = tuple((name, num_bytes) for name, space, num_bytes in states
+                 if space == "device" and (num_bytes or name not in shaped))
     cut_more = _flat_parts(tuple(cut for cut in policy.grad.placements if cut not in policy.at_rest.placements), mesh)
     kept = (("parameters", policy.at_rest.space, policy.at_rest.num_bytes(padded)),
             ("gradients", policy.grad.space, local // cut_more * dtype_bytes(policy.grad.dtype) * trains),
@@ -311,6 +313,9 @@ def _place_tensor(spec: TensorSpec, policy: TensorPolicy, mesh: Mesh, rank: int)
 def _state_bytes(spec: TensorSpec, layout: TensorLayout, policy: TensorPolicy, whole: int, mesh: Mesh,
                  rank: int) -> int:
     """`whole`: elements of the parameter at rest before a flat cut, which most states are cut like."""
+    if layout.extent is not None:
+        copies, *shape = local_shape(spec.copies, spec.shape, layout.placements, mesh, rank)
+        return copies * layout.extent(spec.name, tuple(shape)) * dtype_bytes(layout.dtype)
     numel = whole
     if layout.placements is not policy.at_rest.placements:
         numel = math.prod(local_shape(spec.copies, spec.shape, layout.placements, mesh, rank))

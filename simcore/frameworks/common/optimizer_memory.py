@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
+from simcore.frameworks.common.steps.own_step import OwnStep, Updated
+from simcore.frameworks.common.steps.table import STEPS
 from simcore.inputs.optimizers import OPTIMIZERS, StepForm
 from simcore.models.blocks import Attention
 from simcore.placement.mesh import IntArray
@@ -20,7 +23,7 @@ from simcore.recording.tape import Kernel, Op
 from simcore.units import dtype_bytes
 
 __all__ = ["OptimizerSizes", "Posting", "muon_transient", "newton_schulz_bytes", "optimizer_sizes",
-           "optimizer_temporaries", "post_rest", "rest_postings", "step_temporaries", "update"]
+           "optimizer_temporaries", "post_rest", "rest_postings", "sizes_of", "step_temporaries", "update"]
 
 _ALLOC = int(Op.ALLOC)
 Posting = tuple[str, str, int]
@@ -108,6 +111,11 @@ def optimizer_sizes(plan: Plan) -> OptimizerSizes:
     per_kind = {kind: [p for p in plan.kinds[kind]
                        if p.trainable and p.rests_here and not p.spec.tied and not is_updated_in_backward(p)]
                 for kind, _ in plan.kind_counts}
+    clipped = (sum(count * sum(_clipped(p) for p in per_kind[kind]) for kind, count in plan.kind_counts)
+               * plan.framework.libraries.grad_passes)
+    if plan.framework.optimizer.name in STEPS:
+        tensors = [t for at in plan.layers for p in per_kind[plan.graph.layers[at].kind] for t in _as_updated(p)]
+        return sizes_of(STEPS[plan.framework.optimizer.name], tensors, clipped)
     sizes = {kind: [_root_bytes(p) for p in mine if not _is_muons(plan, p)] for kind, mine in per_kind.items()}
     form = form_of(plan)
     held = form.at_once * _largest_group(plan, per_kind) if form.at_once else _in_a_row(
@@ -117,8 +125,21 @@ def optimizer_sizes(plan: Plan) -> OptimizerSizes:
     moved = sum(count * sum(_moved(p, form) for p in per_kind[kind]) for kind, count in plan.kind_counts)
     flops = 12 * sum(count * sum(p.local for p in per_kind[kind]) for kind, count in plan.kind_counts)
     return OptimizerSizes(held, flops, moved, sum(count * _newton_schulz_flops(p) for p, count in matrices),
-                          sum(count * sum(_clipped(p) for p in per_kind[kind]) for kind, count in plan.kind_counts)
-                          * plan.framework.libraries.grad_passes)
+                          clipped)
+
+
+def sizes_of(step: OwnStep, tensors: Sequence[Updated], clipped: int = 0) -> OptimizerSizes:
+    """Returns the sizes of an optimizer's own step over `tensors`; `clipped` as in `OptimizerSizes`."""
+    elements = sum(math.prod(tensor.shape) for tensor in tensors)
+    return OptimizerSizes(step.held(tensors), 12 * elements, sum(map(step.moved, tensors)), 0, clipped)
+
+
+def _as_updated(placed: Placed) -> list[Updated]:
+    """The copies of a tensor that a rank has as operators use it; of one with an fp32 master the step sees that."""
+    policy = placed.policy
+    stored, grad = (("fp32", "fp32") if any(name == "master_param" for name, _ in policy.optimizer_states) else
+                    (policy.at_rest.dtype, policy.grad.dtype))
+    return [Updated(placed.spec.name, placed.used_shape, dtype_bytes(stored), dtype_bytes(grad))] * placed.used_copies
 
 
 def form_of(plan: Plan) -> StepForm:
@@ -177,6 +198,10 @@ def step_temporaries(plan: Plan, tables: Tables, builder: Builder, sizes: tuple[
     size = dtype_bytes(plan.framework.compute_dtype)
     form = form_of(plan)
     held = 4 * part * max(form.at_once, form.of_one)
+    moved = (4 + 2 * _master_and_moments(plan) + size) * part
+    if plan.framework.optimizer.name in STEPS:
+        own = sizes_of(STEPS[plan.framework.optimizer.name], [Updated("flat part", (part,), 4, 4)])
+        held, moved = own.held, own.moved + (4 + size) * part
     for slot, num_bytes in ((norm, looked_at), (flat, size * part), (wide, 4 * part)):
         builder.alloc(layer, slot, num_bytes)
         if slot == norm:
@@ -184,7 +209,7 @@ def step_temporaries(plan: Plan, tables: Tables, builder: Builder, sizes: tuple[
     builder.free(layer, flat, size * part)
     copied()
     builder.alloc(layer, root, held)
-    builder.compute(Kernel.OPTIMIZER, 12 * part, (4 + 2 * _master_and_moments(plan) + size) * part)
+    builder.compute(Kernel.OPTIMIZER, 12 * part, moved)
     builder.free(layer, root, held)
     builder.free(layer, wide, 4 * part)
 

@@ -10,6 +10,7 @@ from simcore.frameworks.common.expert_adapters import check_expert_adapters, nam
 from simcore.frameworks.common.lora import DEFAULT_TARGETS
 from simcore.inputs.optimizers import OPTIMIZERS, optimizers_of
 from simcore.models.graph import ModelGraph
+from simcore.placement.extent import EXTENTS
 from simcore.placement.framework import Optimizer
 from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Blocks, Placements, TensorLayout
@@ -99,10 +100,14 @@ def torch_optimizer(job: Draft, source: str, default: str = "foreach", *, plain:
     """
     optimizer, framework = job.scenario.training.optimizer, job.scenario.framework
     kept = OPTIMIZERS[optimizer.name]
-    if optimizer.name not in (*optimizers_of("torch", by_matrix=by_matrix), *optimizers_of("bitsandbytes")):
+    of_trainer = plain and "transformers" in kept.libraries and framework != "automodel"
+    known = (*optimizers_of("torch", by_matrix=by_matrix), *optimizers_of("bitsandbytes"))
+    if optimizer.name not in known and not of_trainer:
         raise job.not_yet("training.optimizer.name", f"{optimizer.name} under {framework}")
     if optimizer.momentum and not kept.momentum_states:
         raise job.not_yet("training.optimizer.momentum", f"momentum of {optimizer.name}: it changes no bytes")
+    if of_trainer:
+        return _of_trainer(job)
     if _low_bit(job, plain=plain):
         return Optimizer(optimizer.name, _checked_low_bit(job, plain=plain))
     if optimizer.implementation not in ("auto", "foreach", "fused", "for_loop"):
@@ -117,6 +122,16 @@ def torch_optimizer(job: Draft, source: str, default: str = "foreach", *, plain:
         raise job.illegal("training.optimizer.implementation", "Operator aten._fused_adagrad_.default does not have a "
                           "sharding strategy registered", _SHARDED)
     return Optimizer(optimizer.name, kind if kept.sized_by else "fused")
+
+
+def _of_trainer(job: Draft) -> Optimizer:
+    """An optimizer that transformers brings: a loop over tensors, with states in fp32."""
+    optimizer = job.scenario.training.optimizer
+    job.one_of("training.optimizer.implementation", optimizer.implementation, ("auto", "for_loop"))
+    job.one_of("training.optimizer.moments", optimizer.moments, ("auto", "fp32"))
+    if optimizer.paged:
+        raise job.not_yet("training.optimizer.paged", f"paged states of {optimizer.name}")
+    return Optimizer(optimizer.name, "for_loop")
 
 
 def _low_bit(job: Job, *, plain: bool) -> str:
@@ -191,18 +206,20 @@ class States:
     narrow_master: str = ""
     wide_master: str = "fp32"
 
-    def of(self, placements: Placements, stored: str, space: str = "device", *,
-           hidden: bool = False) -> tuple[tuple[str, TensorLayout], ...]:
+    def of(self, placements: Placements, stored: str, space: str = "device", *, hidden: bool = False,
+           flat: bool = False) -> tuple[tuple[str, TensorLayout], ...]:
         """Returns (name, layout) of each optimizer state of a parameter that is cut like `placements`; empty if none.
 
         `stored`: dtype of the parameter and its gradient; `space`: memory space of the states. SGD keeps a buffer only
         with momentum, whose default is 0 (torch 2.13 `optim/sgd.py`); Muon keeps one for each `hidden` matrix, and
-        AdamW updates all other parameters (`optim/_muon.py`).
+        AdamW updates all other parameters (`optim/_muon.py`). `flat`: the optimizer sees parts of flat parameters.
         """
         kind, plain = OPTIMIZERS[self.name], TensorLayout(placements, stored, space)
         if hidden and kind.matrix_states:
             return tuple((name, plain) for name in kind.matrix_states)
         momentum = tuple((name, plain) for name in kind.momentum_states if self.has_momentum)
+        if kind.extents:
+            return self._shaped(placements, space, flat=flat)
         layout, names = self._moment(placements, stored, space), kind.states
         if self.narrow_master:
             form = self.narrow_master if stored == "bf16" else self.wide_master
@@ -213,6 +230,13 @@ class States:
         scales = replace(layout, space=space, blocks=replace(layout.blocks, part="scales"))
         layout = replace(layout, blocks=replace(layout.blocks, part="values"))
         return (*((name, layout) for name in names), *((f"{name}.absmax", scales) for name in names))
+
+    def _shaped(self, placements: Placements, space: str, *, flat: bool) -> tuple[tuple[str, TensorLayout], ...]:
+        """States of another shape than their parameter, in fp32; of flat parts those of their own shape."""
+        kind = OPTIMIZERS[self.name]
+        extents = {} if flat else {name: EXTENTS[word] for name, word in kind.extents}
+        return tuple((name, TensorLayout(placements, "fp32", space, extent=extents.get(name)))
+                     for name in kind.kept(None, flat=flat))
 
     def _moment(self, placements: Placements, stored: str, space: str) -> TensorLayout:
         """Like the parameter, as asked, or in blocks of 8 bits.

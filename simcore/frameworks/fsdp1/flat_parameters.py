@@ -156,11 +156,14 @@ def _held(placed: Placed, inside: int, *, trains: bool) -> AtRestBytes:
     """`inside`: stored elements of the tensor, or of one of its copies, in the rank's shard."""
     policy, trained = placed.policy, inside * placed.trainable
     grads = inside * trains * dtype_bytes(policy.grad.dtype) * (policy.grad.space == "device")
-    states = sum(_state_bytes(layout, trained) for _,
+    states = sum(_state_bytes(layout, trained, placed) for _,
                  layout in policy.optimizer_states if layout.space_of(inside) == "device")
     return AtRestBytes(inside * dtype_bytes(policy.at_rest.dtype) * placed.rests_here, grads, states,
                        inside * policy.at_rest.values, trained)
 
 
-def _state_bytes(layout: TensorLayout, numel: int) -> int:
+def _state_bytes(layout: TensorLayout, numel: int, placed: Placed) -> int:
+    """Bytes of a state of `numel` elements of a tensor; one of another shape is only of a whole tensor, or copy."""
+    if layout.extent is not None:
+        return layout.extent(placed.spec.name, placed.used_shape) * dtype_bytes(layout.dtype) * placed.trainable
     return numel * dtype_bytes(layout.dtype) if layout.blocks is None else layout.blocks.num_bytes(numel, layout.dtype)

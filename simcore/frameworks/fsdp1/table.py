@@ -379,7 +379,7 @@ def _rules(stored: str, adapters: str, compute: str, kept: States, strategy: Fsd
     unreduced = TensorLayout(((strategy.axis, Partial()),), compute)
     plain = TensorLayout((), "fp32")
     buffer = TensorPolicy("buffer", plain, plain, plain, plain, at_rest_category="buffer", updated=UpdateTime.NEVER)
-    states = kept.of(cut, adapters, "host" if strategy.on_host else "device")
+    states = kept.of(cut, adapters, "host" if strategy.on_host else "device", flat=bool(cut) or not strategy.aligned)
     if not strategy.aligned:  # the optimizer sees flat parameters, large enough for blocks and paging
         states = tuple((name, replace(layout, least_away=0, blocks=layout.blocks and replace(layout.blocks, least=0)))
                        for name, layout in states)

@@ -92,7 +92,7 @@ def state_forms(job: Job, layout: TensorLayout | None) -> tuple[StateForm, ...]:
     if job.scenario.training.offload.part("optimizer")[1]:
         return tuple((name, "fp32", "") for name in OPTIMIZERS[kept.name].host_states)
     dtype, space = ("fp32", "device") if layout is None else (layout.dtype, layout.space)
-    return tuple((name, dtype, "" if space == "device" else space) for name, _ in kept.of((), "fp32"))
+    return tuple((name, dtype, "" if space == "device" else space) for name, _ in kept.of((), "fp32", flat=True))
 
 
 def _parts(job: Job, axis: str, stage: int, sub_group: int) -> list[int]:
