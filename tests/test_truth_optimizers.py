@@ -12,7 +12,8 @@ from checkout import ROOT
 from simcore.errors import IllegalLayout, NotYet
 from simcore.frameworks.common.optimizer_memory import form_of, optimizer_sizes
 from simcore.frameworks.deepspeed.partitions import updated_parts
-from simcore.frameworks.fsdp1.flat_parameters import exact_in_units
+from simcore.frameworks.fsdp1.flat_parameters import exact_in_units, flat_policy, flat_units
+from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.placement.optimizer_step import made_after_backward
 from simcore.placement.plan import Plan
 from simcore.recording.tape import Op
@@ -22,13 +23,20 @@ TRUTH: dict[str, Any] = {name: case for file in ("shaped", "drawn-shaped") for n
 REFUSED: Final = {name: case for name, case in TRUTH.items() if "refused" in case["found"]}
 ADAGRAD: Final = {name: case for name, case in TRUTH.items() if case["found"].get("left")}
 WRAPPED: Final = {name: case for name, case in TRUTH.items() if "wrap" in case and name not in REFUSED}
-CUT: Final = {name: case for name, case in TRUTH.items() if {name} - {*WRAPPED, *REFUSED} and "adagrad" not in name}
+AWAY: Final = {name: case for name, case in TRUTH.items() if "offload_optimizer" in case["options"]
+               and name not in REFUSED}
+CUT: Final = {name: case for name, case in TRUTH.items() if name not in {*WRAPPED, *REFUSED, *AWAY, *ADAGRAD}
+              and case["optimizer"] != "adagrad_foreach"}
+FLAT: Final = {name for name, case in WRAPPED.items() if case["options"].get("use_orig_params") is False}
+"""Flat parameters of FSDP1: of so small models some are not paged, which is not modelled (`fsdp1/table.py`)."""
 FRAMEWORKS: Final = {"none": "ddp", "fsdp1": "fsdp1", "fsdp2": "fsdp2"}
 
 
-def optimizer_of(name: str) -> dict[str, Any]:
+def optimizer_of(name: str, *, away: bool = False) -> dict[str, Any]:
     """Words of a scenario for the probe's name."""
-    kind, *words = name.split("_")
+    kind, *words = name.removeprefix("own_").split("_")
+    if name.startswith("own_"):
+        return {"name": kind, "implementation": "auto" if away else "fused"}
     if {"8", "32"} & {*words}:
         return {"name": kind, "implementation": "bitsandbytes", "moments": "int8" if "8" in words else "auto",
                 "paged": "paged" in words}
@@ -45,8 +53,9 @@ def asked(case: dict[str, Any]) -> tuple[str, dict[str, int], dict[str, Any]]:
     params = {"float32": "fp32", "bfloat16": "bf16"}.get(case.get("dtype", ""), "auto")
     return framework, {axis: case["ranks"]}, {
         "rank": case["rank"], "model": {"config": "llama-3.2-3b", "overrides": case["model"]},
-        "optimizer": optimizer_of(case["optimizer"]), "precision": {"params": params},
-        **({"options": {"use_orig_params": True}} if framework == "fsdp1" else {}),
+        "optimizer": optimizer_of(case["optimizer"], away="offload_optimizer" in case["options"]),
+        "precision": {"params": params},
+        **({"options": {"use_orig_params": True} | case["options"]} if framework == "fsdp1" else {}),
         **({"offload": {"optimizer": "host"}} if "offload_optimizer" in case["options"] else {})}
 
 
@@ -64,8 +73,15 @@ def test_states_are_the_librarys(name: str) -> None:
     else:
         ours = plan.born_in_step()
         assert plan.elsewhere().get("managed", 0) == found["managed"]
-    assert ours == found["states"]
-    assert (made_after_backward(plan) == 0) == (found["built"] > 0)
+    assert OPTIMIZERS[plan.framework.optimizer.name].is_early == (found["built"] > 0)
+    if found["built"]:
+        assert made_after_backward(plan) == 0
+    if name not in FLAT:
+        assert ours == found["states"]
+        return
+    parts, kinds = flat_units(plan), len(flat_policy(plan).optimizer_states)
+    theirs = found["states"] + found["managed"]
+    assert abs(ours + plan.elsewhere().get("managed", 0) - theirs) <= 64 * kinds * len(parts)
 
 
 @pytest.mark.parametrize("name", [name for name, case in WRAPPED.items() if "steps" in case["found"]])
@@ -97,6 +113,19 @@ def test_flat_parts_have_upstreams_states_and_copies(name: str) -> None:
         assert held == ([optimizer_sizes(plan).held] if framework == "zero0" else [
             4 * part * max(form_of(plan).at_once, form_of(plan).of_one) for part in updated_parts(plan)])
         assert held == case["found"]["steps"]
+
+
+@pytest.mark.parametrize("name", AWAY)
+def test_deepspeeds_own_optimizers_have_more_states_on_the_host(name: str) -> None:
+    """Lion for CPUs has a second moment. Gradients lie there too; parts are aligned, tensors' bytes are not."""
+    case, plan = AWAY[name], plan_of(AWAY[name])
+    gradients = 6 if case["stage"] == 3 else 4  # in fp32, at stage 3 also in 16 bits
+    theirs = (4 + gradients) * sum(case["found"]["masters"]) + sum(
+        size for state in case["found"]["states"] for size, _ in state.values())
+    ours = plan.elsewhere()["host"]
+    names = {state for p in plan.kinds[0] for state, _ in p.policy.optimizer_states}
+    assert names - {"master_param"} == {*case["found"]["states"][0]}
+    assert abs(theirs - ours) <= 16 * sum(count * len(plan.kinds[kind]) for kind, count in plan.kind_counts)
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -33,7 +33,10 @@ BNB = ("lion_32", "lion_8", "lion_32_paged", "lion_8_paged", "ademamix_32", "ade
 WITH_ZERO = (*BNB, "lion_loop", "rmsprop_foreach", "rmsprop_loop", "rmsprop_momentum_foreach", "adamw_foreach",
              "adamw_loop")
 WRAPS = ("none", "fsdp2", "fsdp1")
-SEED, COUNT = 20270311, 60
+OWN = ("own_lion", "own_adagrad")
+"""Optimizers that DeepSpeed's configuration names: its own, of which nothing but the kernels is left out."""
+SEEDS, COUNT = {"o": 20270311, "p": 20270407}, 60
+"""By the first letter of a case: the second draws FSDP1's flat parameters, and DeepSpeed's own optimizers, too."""
 
 
 def case(wrap: str, optimizer: str, ranks: int = 2, rank: int = 0, dtype: str = "bfloat16",
@@ -52,17 +55,31 @@ CASES = {
     **{f"zero{stage}, adagrad": case(f"zero{stage}", "adagrad_foreach", 4) for stage in range(4)},
     **{f"zero{stage}, {name}, host": case(f"zero{stage}", name, 4, offload_optimizer=zero.TO_CPU)
        for stage in (2, 3) for name in ("lion_32", "lion_8", "rmsprop_foreach", "adagrad_foreach")},
+    **{f"zero{stage}, own_lion": case(f"zero{stage}", "own_lion", 4) for stage in range(4)},
+    **{f"zero{stage}, {name}, host": case(f"zero{stage}", name, 4, offload_optimizer=zero.TO_CPU)
+       for stage in (1, 2, 3) for name in OWN},
 }
 
 
 def drawn() -> dict[str, Any]:
-    rng, found = random.Random(SEED), {}
+    found: dict[str, Any] = {}
+    for letter, seed in SEEDS.items():
+        found |= _drawn(letter, random.Random(seed))
+    return found
+
+
+def _drawn(letter: str, rng: random.Random) -> dict[str, Any]:
+    found = {}
     for number in range(COUNT):
         wrap = rng.choice((*WRAPS, *WRAPS, "zero0", "zero1", "zero2", "zero3"))
         names = {"fsdp2": TORCHS, "none": (*TORCHS, *BNB), "fsdp1": (*TORCHS, *BNB)}.get(wrap, WITH_ZERO)
         heads, ranks = rng.choice((2, 3, 4, 5)), rng.choice((1, 2, 3, 4, 5, 8, 16))
-        found[f"o{number}"] = case(
-            wrap, rng.choice(names), ranks, rng.randrange(ranks), **({} if wrap.startswith("zero") else {
+        options = {"use_orig_params": rng.random() < 0.3} if letter == "p" and wrap == "fsdp1" else {}
+        name = rng.choice(names)
+        if letter == "p" and wrap in ("zero1", "zero2", "zero3") and rng.random() < 0.4:
+            name, options = rng.choice(OWN), {"offload_optimizer": zero.TO_CPU}
+        found[f"{letter}{number}"] = case(
+            wrap, name, ranks, rng.randrange(ranks), **options, **({} if wrap.startswith("zero") else {
                 "dtype": rng.choice(("float32", "bfloat16"))}), model={
                 "hidden_size": 64 * heads, "num_attention_heads": heads, "num_key_value_heads": heads,
                 "intermediate_size": rng.choice((400, 512, 777)), "num_hidden_layers": rng.choice((1, 2, 3)),
@@ -107,7 +124,7 @@ def wrapped(row: dict[str, Any]) -> Any:
         fully_shard(model, mesh=mesh)
     elif row["wrap"] == "fsdp1":
         return FullyShardedDataParallel(
-            model, device_id=torch.device("cpu"), use_orig_params=True,
+            model, device_id=torch.device("cpu"), use_orig_params=row["options"].get("use_orig_params", True),
             auto_wrap_policy=torch.distributed.fsdp.wrap.ModuleWrapPolicy({LlamaDecoderLayer}))
     return model
 
@@ -177,17 +194,40 @@ def run_wrapped(row: dict[str, Any]) -> dict[str, Any]:
     return found | {"states": bytes_of(optimizer)[0], "managed": 0, "steps": steps}
 
 
+class NoKernels:
+    """A library of kernels that do nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
+def started_by_name(row: dict[str, Any]) -> Any:
+    """The engine with an optimizer that its configuration names, and the configuration of its model."""
+    import importlib
+
+    import deepspeed
+    for path, builder in (("lion.cpu_lion", "CPULionBuilder"), ("lion.fused_lion", "FusedLionBuilder"),
+                          ("adagrad.cpu_adagrad", "CPUAdagradBuilder")):
+        module = importlib.import_module(f"deepspeed.ops.{path}")
+        setattr(module, builder, type("Builder", (), {"load": lambda _: NoKernels()}))
+    plain, kind = deepspeed.initialize, row["optimizer"].removeprefix("own_").title()
+    deepspeed.initialize = lambda model, optimizer, config: plain(
+        model=model, model_parameters=[p for p in model.parameters() if p.requires_grad],
+        config={**config, "optimizer": {"type": kind, "params": {"lr": 1e-4}}})
+    return zero.started({**row, "optimizer": "adamw_foreach"})
+
+
 def run_zero(row: dict[str, Any]) -> dict[str, Any]:
     """As `probe_zero_states.run`, with what an optimizer that DeepSpeed has replaced still holds (`left`)."""
     import torch
     from deepspeed.runtime.zero.utils import ZeRORuntimeException
     try:
-        engine, config = zero.started(row)
+        engine, config = (started_by_name if row["optimizer"] in OWN else zero.started)(row)
     except ZeRORuntimeException as error:
         return {"refused": f"{type(error).__name__}: {str(error)[:160]}"}
     inner, steps = engine.optimizer.optimizer, []
     plain = inner.step
-    if not is_bitsandbytes(row["optimizer"]):
+    if not is_bitsandbytes(row["optimizer"]) and row["optimizer"] not in OWN:
         inner.step = lambda *_: steps.append(traced(inner, plain, [
             p for group in inner.param_groups for p in group["params"] if p.grad is not None]))
     for _ in range(2):

@@ -28,7 +28,7 @@ def read_optimizer(reader: Reader, draft: Draft, sharding: Sharding) -> None:
     """Writes the optimizer; one that has another kind of states is refused, one of DeepSpeed's own goes before it."""
     named = reader.text("optimizer")
     read_clipping(reader, draft, "max_grad_norm")
-    check_decay(reader, draft, named, "weight_decay")
+    check_decay(reader, draft, named.value if named else "", "weight_decay")
     zero = sharding.zero
     if zero is not None and zero.has_optimizer:
         draft.idle(named, "DeepSpeed's configuration names an optimizer")

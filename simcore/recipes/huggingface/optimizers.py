@@ -60,14 +60,13 @@ def write_wide_states(draft: Draft, shards: Shards, release: str) -> None:
                       source="trainer.py create_optimizer: register_module_override")
 
 
-def check_decay(reader: Reader, draft: Draft, named: Taken[str] | None, key: str) -> None:
-    """Refuses an optimizer of `DECAYED` with a weight decay: the copy of all gradients in its step is not counted.
+def check_decay(reader: Reader, draft: Draft, name: str, key: str) -> None:
+    """Refuses the weight decay of an optimizer of `DECAYED`: the copy of all gradients in its step is not counted.
 
-    `named`: the optimizer as the recipe names it; `key`: of the weight decay.
+    `name`: the optimizer's; `key`: of the weight decay.
     """
-    if named is not None and OPTIMIZERS.get(named.value, {}).get("name", named.value) in DECAYED \
-            and "bnb" not in named.value and reader.look(key) not in (None, 0):
-        draft.refuse(named, f"{named.value} with {key}, whose step makes a copy of all gradients")
+    if name in DECAYED and reader.look(key) not in (None, 0):
+        draft.refuse(reader.take(key), f"weight decay of {name}, whose step makes a copy of all gradients")
 
 
 def stops_on_host(draft: Draft, named: Taken[str]) -> bool:

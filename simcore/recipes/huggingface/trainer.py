@@ -172,7 +172,7 @@ def read_optimizer(reader: Reader, draft: Draft, launch: Launch, default: str = 
                                                      "at null, but norm and product are timed")
     read_clipping(reader, draft, "max_grad_norm")
     draft.idle(reader.matching("optim_target_modules"), "read by GaLore and APOLLO alone")
-    check_decay(reader, draft, named, "weight_decay")
+    check_decay(reader, draft, named.value if named else "", "weight_decay")
     if launch.zero is not None and launch.zero.has_optimizer:
         draft.idle(named, "DeepSpeed's configuration names an optimizer")
     elif named is not None and named.value not in OPTIMIZERS:
