@@ -198,7 +198,7 @@ class Optimizer(Block):
         default="auto", description="Format of moments"
     )
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = Field(
-        default=None, description="Momentum of sgd: 0 keeps no buffer; left out: the framework's own"
+        default=None, description="Momentum of sgd, rmsprop: 0 keeps no buffer; left out: the framework's own"
     )
     paged: bool = Field(default=False, description="States in memory that the driver pages to the host")
     low_rank: LowRank | None = Field(

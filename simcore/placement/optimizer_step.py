@@ -9,7 +9,7 @@ foreach_reduce; `UpdateTime.AFTER_REDUCE`: the hooks free them).
 
 from __future__ import annotations
 
-from simcore.inputs.optimizers import ROOTED_STATES
+from simcore.inputs.optimizers import OPTIMIZERS, SIZING_STATES
 from simcore.placement.framework import UpdateTime
 from simcore.placement.plan import Placed, Plan
 from simcore.recording.rows import Step
@@ -27,11 +27,11 @@ def made_after_backward(plan: Plan) -> int:
     """Returns the bytes of optimizer states on the rank of `plan` that the first step allocates after its backward.
 
     The memory peak of the first backward is lower than those of later steps by these bytes. 0 if any tensor of the
-    model is updated inside backward.
+    model is updated inside backward, or if states are made with the optimizer.
     """
     if any(is_updated_in_backward(placed) for kind in plan.kinds for placed in kind):
         return 0  # an upper bound of that peak: they are made one by one
-    return plan.born_in_step()
+    return 0 if OPTIMIZERS[plan.framework.optimizer.name].is_early else plan.born_in_step()
 
 
 def step_of(placed: Placed, implementation: str) -> Step:
@@ -50,6 +50,6 @@ def step_of(placed: Placed, implementation: str) -> Step:
 
 
 def moment_dtype(placed: Placed) -> str:
-    """Returns the dtype of the state whose square root the step takes; without one, of the parameter at rest."""
-    return next((layout.dtype for name, layout in placed.policy.optimizer_states if name in ROOTED_STATES),
+    """Returns the dtype of the state that a step holds copies of; without one, of the parameter at rest."""
+    return next((layout.dtype for name, layout in placed.policy.optimizer_states if name in SIZING_STATES),
                 placed.policy.at_rest.dtype)

@@ -21,6 +21,7 @@ from simcore.units import dtype_bytes
 __all__ = ["copied", "cpu_bytes", "share_on_host", "updated", "updated_on_host", "waits_for_device"]
 
 _FUSED: Final = 7
+"""Passes of a fused step over a parameter, its gradient and two moments."""
 
 
 def cpu_bytes(optimizer: str, implementation: str, elements: int, size: int) -> int:
@@ -29,7 +30,9 @@ def cpu_bytes(optimizer: str, implementation: str, elements: int, size: int) -> 
     `optimizer`: its name in the scenario. `implementation`: "fused", or any other for a loop of torch's operators.
     `elements`: number of parameters' elements, of `size` bytes each.
     """
-    passes = _FUSED if implementation == "fused" else OPTIMIZERS[optimizer].cpu_passes
+    kind = OPTIMIZERS[optimizer]
+    one_moment = implementation == "fused" and len(kind.states) == 1
+    passes = _FUSED - 2 * one_moment if implementation == "fused" else kind.cpu_passes
     return passes * elements * size
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from simcore.frameworks.common.steps.own_step import OwnStep, Updated
 from simcore.frameworks.common.steps.projection import projection_of
 from simcore.frameworks.common.steps.table import STEPS
-from simcore.inputs.optimizers import OPTIMIZERS
+from simcore.inputs.optimizers import OPTIMIZERS, StepForm
 from simcore.models.blocks import Attention
 from simcore.placement.mesh import IntArray
 from simcore.placement.optimizer_step import is_updated_in_backward, moment_dtype
@@ -108,12 +108,12 @@ def update(sizes: OptimizerSizes, layer: int, tables: Tables, builder: Builder) 
 
 @lru_cache(maxsize=64)
 def optimizer_sizes(plan: Plan) -> OptimizerSizes:
-    """Sizes of the optimizer's step of the rank: of Adam's temporary memory, or Muon's if more.
+    """Sizes of the optimizer's step of the rank: of its temporary memory (`form_of`), or Muon's if more.
 
-    One runs after the other; parameters that rest on the host or are updated in backward are left out. torch 2.13
-    `optim/adam.py`: foreach: the square roots of all second moments of a parameter group at once; for_loop: a square
-    root and a quotient of one tensor, and the quotient of the tensor before; fused, te and kernels of 8-bit states:
-    none.
+    One runs after the other; parameters that rest on the host or are updated in backward are left out. Of Adam (torch
+    2.13 `optim/adam.py`) foreach holds the square roots of all second moments of a parameter group at once; for_loop a
+    square root and a quotient of one tensor, and the quotient of the tensor before; fused, te and kernels of 8-bit
+    states hold nothing.
     """
     per_kind = {kind: [p for p in plan.kinds[kind]
                        if p.trainable and p.rests_here and not p.spec.tied and not is_updated_in_backward(p)]
@@ -124,17 +124,12 @@ def optimizer_sizes(plan: Plan) -> OptimizerSizes:
         tensors = [t for at in plan.layers for p in per_kind[plan.graph.layers[at].kind] for t in _as_updated(p)]
         return sizes_of(STEPS[plan.framework.optimizer.name], tensors, clipped)
     sizes = {kind: [_root_bytes(p) for p in mine if not _is_muons(plan, p)] for kind, mine in per_kind.items()}
-    implementation, held = plan.framework.optimizer.implementation, 0
-    if implementation == "foreach":
-        held = _largest_group(plan, per_kind)
-    elif implementation == "for_loop":
-        held = _two_in_a_row([size for at in plan.layers for size in sizes[plan.graph.layers[at].kind]])
+    form = form_of(plan)
+    held = form.at_once * _largest_group(plan, per_kind) if form.at_once else _in_a_row(
+        [size for at in plan.layers for size in sizes[plan.graph.layers[at].kind]], form)
     matrices = [(p, count) for kind, count in plan.kind_counts for p in per_kind[kind] if _is_muons(plan, p)]
     held = max([held, *(newton_schulz_bytes(p) for p, _ in matrices)])
-    one_by_one = implementation == "for_loop" or (
-        implementation == "foreach" and OPTIMIZERS[plan.framework.optimizer.name].is_adam)
-    moved = sum(count * sum(_moved(p, one_by_one=one_by_one) for p in per_kind[kind])
-                for kind, count in plan.kind_counts)
+    moved = sum(count * sum(_moved(p, form) for p in per_kind[kind]) for kind, count in plan.kind_counts)
     flops = 12 * sum(count * sum(p.local for p in per_kind[kind]) for kind, count in plan.kind_counts)
     return OptimizerSizes(held, flops, moved, sum(count * _newton_schulz_flops(p) for p, count in matrices),
                           clipped)
@@ -153,6 +148,12 @@ def _as_updated(placed: Placed) -> list[Updated]:
                     (policy.at_rest.dtype, policy.grad.dtype))
     return [Updated(placed.spec.name, placed.used_shape, dtype_bytes(stored), dtype_bytes(grad),
                     placed.spec.module == "norm", projection_of(policy.optimizer_states))] * placed.used_copies
+
+
+def form_of(plan: Plan) -> StepForm:
+    """Returns what the step of the job's optimizer holds; nothing for one whose kernel takes whole tensors."""
+    optimizer = plan.framework.optimizer
+    return OPTIMIZERS[optimizer.name].forms.get(optimizer.implementation, StepForm())
 
 
 def _clipped(placed: Placed) -> int:
@@ -179,7 +180,7 @@ def _largest_group(plan: Plan, per_kind: Mapping[int, Sequence[Placed]]) -> int:
     return max(sums.values())
 
 
-def _moved(placed: Placed, *, one_by_one: bool) -> int:
+def _moved(placed: Placed, form: StepForm) -> int:
     """Bytes that the update of a tensor reads and writes: once each, or in kernels that do one operation each.
 
     torch 2.13 `optim/adam.py`, _single_tensor_adam and _multi_tensor_adam, which does the same operations over lists:
@@ -188,7 +189,7 @@ def _moved(placed: Placed, *, one_by_one: bool) -> int:
     moment, and none for a weight decay of 0.
     """
     states, grads = placed.state_bytes, placed.local * dtype_bytes(placed.policy.grad.dtype)
-    return 7 * states + 6 * grads if one_by_one else 3 * states // 2 + 3 * grads
+    return 3 * states // 2 + 3 * grads if form.passes is None else form.passes[0] * states + form.passes[1] * grads
 
 
 def step_temporaries(plan: Plan, tables: Tables, builder: Builder, sizes: tuple[int, int],
@@ -196,14 +197,15 @@ def step_temporaries(plan: Plan, tables: Tables, builder: Builder, sizes: tuple[
     """Writes DeepSpeed's optimizer step over a flat part, with its temporary memory, to `builder`.
 
     `sizes`: (bytes that norms take for a moment, elements of the part). A flat copy of the part's 16-bit gradients, its
-    copy in fp32, which the update reads; torch's foreach has a square root of the second moments. `copied` is called
+    copy in fp32, which the update reads; the update's own copies (`form_of`), such as square roots. `copied` is called
     when the fp32 copy exists. 0.19.6 `stage_1_and_2.py` and `stage3.py`, step.
     """
     layer, (looked_at, part) = plan.layers[0], sizes
     norm, flat, wide, root = (tables.slot(name, "optim_temp") for name in ("grad_norm", "flat_grad", "fp32_grad",
                                                                           "sqrt_exp_avg_sq"))
     size = dtype_bytes(plan.framework.compute_dtype)
-    held = 4 * part * (plan.framework.optimizer.implementation == "foreach")
+    form = form_of(plan)
+    held = 4 * part * max(form.at_once, form.of_one)
     moved = (4 + 2 * _master_and_moments(plan) + size) * part
     if plan.framework.optimizer.name in STEPS:
         own = sizes_of(STEPS[plan.framework.optimizer.name], [Updated("flat part", (part,), 4, 4)])
@@ -221,10 +223,9 @@ def step_temporaries(plan: Plan, tables: Tables, builder: Builder, sizes: tuple[
 
 
 def _master_and_moments(plan: Plan) -> int:
-    """Bytes of an element of a flat part: of masters and two moments, unless its moments have 8 bits."""
+    """Bytes of an element of a flat part: of its master and its moments, scales of 8-bit ones as one byte."""
     forms = (p.policy.optimizer_states for kind, _ in plan.kind_counts for p in plan.kinds[kind] if p.trainable)
-    narrow = [dtype_bytes(layout.dtype) for _, layout in next(forms, ()) if layout.dtype != "fp32"]
-    return 4 + sum(narrow) if narrow else 12
+    return sum(dtype_bytes(layout.dtype) for _, layout in next(forms, ()))
 
 
 def muon_transient(plan: Plan) -> int:
@@ -272,5 +273,6 @@ def _newton_schulz_flops(placed: Placed) -> int:
     return 5 * (2 * 2 * placed.local * small + 2 * small ** 3)
 
 
-def _two_in_a_row(sizes: list[int]) -> int:
-    return max((before + 2 * size for before, size in zip([0, *sizes], sizes, strict=False)), default=0)
+def _in_a_row(sizes: list[int], form: StepForm) -> int:
+    return max((form.left * before + form.of_one * size for before, size in zip([0, *sizes], sizes, strict=False)),
+               default=0)

@@ -32,6 +32,7 @@ dp_actor.py`, `workers/critic/dp_critic.py`)."""
 _LEAST_PAGED: Final = 100_000
 _ADAFACTORS: Final = "transformers 5.23 optimization.py; torch 2.13 optim/_adafactor.py _single_tensor_adafactor"
 _BNB: Final = "bitsandbytes 95f9af30 optim/optimizer.py"
+_SHARDED: Final = "torch 2.13 distributed/tensor/_dispatch.py, as it stops in the first step"
 
 Sourced = tuple[str, str]
 """A value, and where it stands."""
@@ -95,10 +96,10 @@ def torch_optimizer(job: Draft, source: str, default: str = "foreach", *, plain:
                     by_matrix: bool = False) -> Optimizer:
     """Returns the optimizer of `torch.optim` or of a library of 8-bit kernels; NotYet for others.
 
-    `default`: the implementation if the scenario names none, with its `source`; an optimizer that takes no square root
-    (SGD) is "fused" in any case, as it has no temporaries. `plain`: parameters are ordinary tensors, not DTensors.
-    `by_matrix`: the framework's table has policies for optimizers that update matrices of hidden layers in another way
-    (Muon).
+    `default`: the implementation if the scenario names none, with its `source`, or the first that the optimizer has; an
+    optimizer whose step holds nothing in any form (SGD) is "fused" in any case. `plain`: parameters are ordinary
+    tensors, not DTensors. `by_matrix`: the framework's table has policies for optimizers that update matrices of hidden
+    layers in another way (Muon).
     """
     optimizer, framework = job.scenario.training.optimizer, job.scenario.framework
     kept = OPTIMIZERS[optimizer.name]
@@ -108,7 +109,8 @@ def torch_optimizer(job: Draft, source: str, default: str = "foreach", *, plain:
         raise job.illegal("training.optimizer.name", f"{optimizer.name} over DTensors: aten.add_.Tensor got mixed "
                           "torch.Tensor and DTensor (transformers'); aten.pow_.Scalar: in-place operations that "
                           "require placement changes are not supported (torch's)", _ADAFACTORS)
-    if optimizer.name not in optimizers_of("torch", by_matrix=by_matrix) and "transformers" not in kept.libraries:
+    known = (*optimizers_of("torch", by_matrix=by_matrix), *optimizers_of("bitsandbytes"))
+    if optimizer.name not in known and "transformers" not in kept.libraries:
         raise job.not_yet("training.optimizer.name", f"{optimizer.name} under {framework}")
     if optimizer.momentum and not kept.momentum_states:
         raise job.not_yet("training.optimizer.momentum", f"momentum of {optimizer.name}: it changes no bytes")
@@ -118,8 +120,16 @@ def torch_optimizer(job: Draft, source: str, default: str = "foreach", *, plain:
         return Optimizer(optimizer.name, _checked_low_bit(job, plain=plain))
     if optimizer.implementation not in ("auto", "foreach", "fused", "for_loop"):
         raise job.not_yet("training.optimizer.implementation", f"{optimizer.implementation} under {framework}")
+    if "te" not in kept.libraries:  # `source` is about Adam, SGD and Muon
+        default, source = default if default in kept.forms else next(iter(kept.forms), ""), kept.code
     kind = job.auto("training.optimizer.implementation", optimizer.implementation, default, source)
-    return Optimizer(optimizer.name, kind if kept.rooted else "fused")
+    if kind not in kept.forms:
+        raise job.illegal("training.optimizer.implementation", f"{kind}: {optimizer.name} has "
+                          f"{' and '.join(kept.forms) or 'the kernels of bitsandbytes alone'}", kept.code)
+    if kind == "fused" and optimizer.name == "adagrad" and not plain:
+        raise job.illegal("training.optimizer.implementation", "Operator aten._fused_adagrad_.default does not have a "
+                          "sharding strategy registered", _SHARDED)
+    return Optimizer(optimizer.name, kind if kept.sized_by else "fused")
 
 
 def _of_trainer(job: Draft) -> Optimizer:
@@ -139,13 +149,17 @@ def _low_bit(job: Job, *, plain: bool) -> str:
         return "bitsandbytes"
     if optimizer.moments == "int4":
         return "torchao"
-    asked = optimizer.moments == "int8" or optimizer.paged
-    return ("bitsandbytes" if plain and optimizer.implementation == "auto" else "torchao") if asked else ""
+    kind, is_open = OPTIMIZERS[optimizer.name], optimizer.implementation == "auto"
+    at_hand = plain and "foreach" not in kind.forms and not job.scenario.training.offload.part("optimizer")[1]
+    alone = is_open and kind.is_of_bitsandbytes and (not kind.forms or at_hand)
+    asked = optimizer.moments == "int8" or optimizer.paged or alone
+    return ("bitsandbytes" if is_open and (plain or kind.is_of_bitsandbytes) else "torchao") if asked else ""
 
 
 def _checked_low_bit(job: Draft, *, plain: bool) -> str:
     """Parameters that are DTensors have torchao's alone."""
     optimizer, kind = job.scenario.training.optimizer, _low_bit(job, plain=plain)
+    _check_alone(job, kind, plain=plain)
     if kind not in OPTIMIZERS[optimizer.name].libraries:
         raise job.not_yet("training.optimizer.name", f"{optimizer.name} with states of 8 bits or paged ones")
     given = job.auto("training.optimizer.implementation", optimizer.implementation, kind,
@@ -159,6 +173,27 @@ def _checked_low_bit(job: Draft, *, plain: bool) -> str:
     if kind == "bitsandbytes" and optimizer.moments == "auto":
         job.note("training.optimizer.moments", "fp32", f"{_BNB} init_state: 32 bits")
     return kind
+
+
+def _check_alone(job: Job, library: str, *, plain: bool) -> None:
+    """Raises an error for states of bitsandbytes over DTensors, and for those of an optimizer that a library lacks."""
+    optimizer = job.scenario.training.optimizer
+    kind = OPTIMIZERS[optimizer.name]
+    if library == "torchao" and kind.is_of_bitsandbytes:
+        at = "moments" if optimizer.implementation == "auto" else "implementation"
+        raise job.illegal(f"training.optimizer.{at}", f"torchao has no {optimizer.name}: it has Adam and AdamW",
+                          "torchao 0.18.0 optim/__init__.py")
+    if library == "bitsandbytes" and not plain:
+        at = "implementation" if optimizer.implementation != "auto" else "moments" if optimizer.moments != "auto" else \
+            "name"
+        raise job.illegal(f"training.optimizer.{at}", f"{optimizer.name} of bitsandbytes over DTensors: Operator "
+                          "bitsandbytes.optimizer_update_32bit.default does not have a sharding strategy registered, "
+                          "and of 8 bits \"got mixed torch.Tensor and DTensor\"", _SHARDED)
+    if optimizer.paged and not kind.is_paged:
+        raise job.illegal("training.optimizer.paged", f"bitsandbytes' {optimizer.name} takes no is_paged",
+                          "bitsandbytes 0.50.2 optim/rmsprop.py")
+    if optimizer.momentum and kind.is_of_bitsandbytes:
+        raise job.not_yet("training.optimizer.momentum", f"momentum of bitsandbytes' {optimizer.name}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from simcore.errors import InputError, NotYet, Problem
+from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.afterwards import trainer_afterwards
 from simcore.frameworks.common.checkpoint_files import plain_files
@@ -30,7 +30,7 @@ from simcore.frameworks.deepspeed.split.sequences import (
     check_shared,
     shared_format,
 )
-from simcore.frameworks.deepspeed.states.low_bit import check_states, flat_layout, state_forms
+from simcore.frameworks.deepspeed.states.low_bit import check_states, flat_layout, own_optimizer, state_forms
 from simcore.frameworks.deepspeed.strategy import ZeroStrategy
 from simcore.frameworks.preference import check_preference
 from simcore.inputs.optimizers import OPTIMIZERS
@@ -42,7 +42,7 @@ from simcore.placement.job import Draft, Job, topology_of, value_problem
 from simcore.recording.layer import FUSED_PAIRS, KEPT_ALONE, PREFERENCE, REFERENCED, UNPAIRED
 from simcore.recording.number_formats import PackedWeights
 
-__all__ = ["IN_COMPUTE", "LOSSES", "VERSIONS", "options_of_stage", "packed_weights", "state_names", "zero_table"]
+__all__ = ["IN_COMPUTE", "LOSSES", "VERSIONS", "options_of_stage", "packed_weights", "zero_table"]
 
 VERSIONS = ("deepspeed 0.19.6",)
 CONFIG: Final = "deepspeed 0.19.6 runtime/zero/config.py"
@@ -300,7 +300,7 @@ def _swap_buffers(job: Draft, options: dict[str, Any], stage: int) -> int:
     requested_count = options.get("offload_optimizer", {}).get("buffer_count")
     count = int(job.auto("framework_options.offload_optimizer.buffer_count",
                          "auto" if requested_count is None else str(requested_count), "4", OFFLOAD))
-    if count < 2 + (moments := len(state_names(job))):
+    if count < 2 + (moments := len(state_forms(job, None))):
         raise job.illegal("framework_options.offload_optimizer", f"buffer_count {count}: a master, {moments} "
                           "moments and a gradient are read together", "deepspeed 0.19.6 runtime/swap_tensor/"
                           "partitioned_optimizer_swapper.py: assert pinned_buffers is not None")
@@ -343,18 +343,24 @@ def _optimizer(job: Draft, strategy: ZeroStrategy) -> Optimizer:
     off.
     """
     if not strategy.states_on_host:
-        return torch_optimizer(job, "transformers 5.23 training_args.py: adamw_torch_fused from torch 2.8 on",
-                               "fused", plain=True)
+        return own_optimizer(job) or torch_optimizer(
+            job, "transformers 5.23 training_args.py: adamw_torch_fused from torch 2.8 on", "fused", plain=True)
     name, kind = job.scenario.training.optimizer.name, job.scenario.training.optimizer.implementation
-    if not OPTIMIZERS[name].is_adam:
-        raise job.illegal("training.optimizer.name", f"You are using ZeRO-Offload with a client provided optimizer "
-                          f"({name}): either use DeepSpeedCPUAdam",
-                          "deepspeed 0.19.6 runtime/engine.py zero_force_ds_cpu_optimizer")
-    served = ("auto", "cpu") if strategy.swap_buffers else ("auto", "cpu", "fused", "for_loop")
+    if not OPTIMIZERS[name].host_states:
+        raise _of_client(job, "name", name)
+    served = ("auto", "cpu") if strategy.swap_buffers or not OPTIMIZERS[name].is_adam else (
+        "auto", "cpu", "fused", "for_loop")
+    if kind not in served and kind in OPTIMIZERS[name].forms:
+        raise _of_client(job, "implementation", kind)
     job.one_of("training.optimizer.implementation", kind, served)
     job.auto("training.optimizer.implementation", kind, "cpu", "transformers 5.23 integrations/deepspeed.py "
-             "deepspeed_optim_sched; deepspeed 0.19.6 ops/adam/cpu_adam.py")
+             f"deepspeed_optim_sched; deepspeed 0.19.6 ops/{name.removesuffix('w')}/cpu_{name.removesuffix('w')}.py")
     return Optimizer(name, "for_loop" if kind == "for_loop" else "fused")
+
+
+def _of_client(job: Job, at: str, given: str) -> IllegalLayout:
+    told = f"You are using ZeRO-Offload with a client provided optimizer ({given}): either use DeepSpeedCPUAdam"
+    return job.illegal(f"training.optimizer.{at}", told, "deepspeed 0.19.6 runtime/engine.py _configure_optimizer")
 
 
 def _of_host(strategy: ZeroStrategy) -> tuple[tuple[str, str, str, str], ...]:
@@ -376,12 +382,6 @@ def _size(job: Draft, options: dict[str, Any], name: str, default: int) -> int:
         return int(job.auto(f"framework_options.{name}", "auto", str(filled[name]), FILLED))
     return int(job.auto(f"framework_options.{name}", "auto" if requested is None else str(requested), str(default),
                         CONFIG))
-
-
-def state_names(job: Job) -> tuple[str, ...]:
-    """Returns the names of the optimizer's states besides the masters."""
-    optimizer = job.scenario.training.optimizer
-    return OPTIMIZERS[optimizer.name].kept(optimizer.momentum, flat=True)
 
 
 def _fetched_by_layer(packed: PackedWeights | None) -> tuple[tuple[str, str, str, str], ...]:

@@ -27,7 +27,7 @@ from simcore.frameworks.deepspeed.experts import layers as experts
 from simcore.frameworks.deepspeed.rules import lies_like
 from simcore.frameworks.deepspeed.split.matrices import check_matrices, cuts_of
 from simcore.frameworks.deepspeed.split.sequences import FORMAT_OPTION, FORMATS, check_shared, shared_format
-from simcore.frameworks.deepspeed.states.low_bit import check_states
+from simcore.frameworks.deepspeed.states.low_bit import check_states, own_optimizer
 from simcore.frameworks.deepspeed.strategy import WholeStrategy
 from simcore.frameworks.deepspeed.table import IN_COMPUTE, LOSSES, VERSIONS, packed_weights
 from simcore.frameworks.preference import check_preference
@@ -124,8 +124,9 @@ def _optimizer(job: Draft, strategy: WholeStrategy) -> Optimizer:
     if own and optimizer.implementation not in ("auto", "fused"):
         raise job.illegal("training.optimizer.implementation", f"{optimizer.implementation}: DeepSpeed's own Adam is "
                           "one fused kernel (torch_adam: true for torch's)", "deepspeed 0.19.6 ops/adam/fused_adam.py")
-    return torch_optimizer(job, "transformers 5.23 training_args.py: adamw_torch_fused from torch 2.8 on; deepspeed "
-                           "0.19.6 ops/adam/fused_adam.py", "fused", plain=True)
+    return own_optimizer(job) or torch_optimizer(
+        job, "transformers 5.23 training_args.py: adamw_torch_fused from torch 2.8 on; deepspeed 0.19.6 "
+        "ops/adam/fused_adam.py", "fused", plain=True)
 
 
 @lru_cache(maxsize=64)

@@ -25,6 +25,7 @@ from simcore.frameworks.fsdp2.torchtitan_experts import (
     note_replays,
 )
 from simcore.frameworks.fsdp2.torchtitan_oss import check_oss, note_oss
+from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.inputs.training import Recompute
 from simcore.models.blocks import Attention, LatentAttention
 from simcore.models.graph import ModelGraph
@@ -112,6 +113,9 @@ def check(job: Job, options: dict[str, Any]) -> None:
     if job.has_experts:
         check_experts(job)
     job.one_of("training.loss", training.loss, ("auto",))
+    if not OPTIMIZERS[training.optimizer.name].is_adam:
+        raise job.illegal("training.optimizer.name", f"Optimizer {training.optimizer.name} not added.",
+                          "torchtitan 0.2.2 components/optimizer.py:319: Adam and AdamW")
     job.refuse_capacity("torchtitan 0.2.2 models/moe/moe.py:408 TokenReorderer: no choice is dropped")
     if training.lengths == "packed":
         raise job.not_yet("training.lengths", "packed sequences with torchtitan's layers")

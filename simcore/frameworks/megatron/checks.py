@@ -71,7 +71,11 @@ def _check_served(job: Job) -> None:
     """Raises NotYet for what Megatron accepts and this version of rankscope cannot model."""
     training = job.scenario.training
     job.one_of("training.loss", training.loss, ("auto", "megatron", "te", "te_inplace", "top_k", "values", FUSED))
-    job.one_of("training.optimizer.name", training.optimizer.name, optimizers_of("te"))
+    name, served = training.optimizer.name, optimizers_of("te")
+    if name not in served and not (name == "lion" and _is_main(job)):
+        raise job.illegal("training.optimizer.name", f"{name} optimizer is not supported.",
+                          "core 0.16.1 optimizer/__init__.py:410; of these main has lion alone (emerging_optimizers)")
+    job.one_of("training.optimizer.name", name, served)
     job.one_of("training.optimizer.implementation", training.optimizer.implementation, ("auto", "te", "fused"))
     CAPABILITIES.check(job)
     if training.optimizer.paged:

@@ -8,14 +8,16 @@ from simcore.recipes.automodel.flash_adam import names_flash_adam, read_flash_ad
 from simcore.recipes.automodel.fused_adam import names_fused_adam, read_fused_adam
 from simcore.recipes.automodel.model import BY_BACKEND
 from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.optimizers import check_decay
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, Off, On, Says, Unmodelled, read_rows
 
 __all__ = ["LOSSES", "OPTIMIZERS", "OPTIMIZER_ROWS", "read_implementation", "read_loss",
            "read_optimizer"]
 
-OPTIMIZERS: Final = {"torch.optim.Adam": "adam", "torch.optim.AdamW": "adamw", "torch.optim.SGD": "sgd",
-                     "torch.optim.Adafactor": "adafactor"}
+OPTIMIZERS: Final = {
+    "torch.optim.Adam": "adam", "torch.optim.AdamW": "adamw", "torch.optim.SGD": "sgd", "lion_pytorch.Lion": "lion",
+    "torch.optim.Adafactor": "adafactor", "torch.optim.RMSprop": "rmsprop", "torch.optim.Adagrad": "adagrad"}
 LOSSES: Final = {"MaskedCrossEntropy": "masked_fp32", "FusedLinearCrossEntropy": "cut",
                   "TEParallelCrossEntropy": "te_inplace", "ChunkedCrossEntropy": "chunked"}
 OPTIMIZER_ROWS: Final = (
@@ -24,7 +26,10 @@ OPTIMIZER_ROWS: Final = (
     Off("optimizer.amsgrad", "a third moment"),
     Idle(tuple(f"optimizer.{name}" for name in (
         "lr", "betas", "eps", "epsilon", "weight_decay", "adam_w_mode", "bias_correction", "dampening", "nesterov",
-        "maximize", "decoupled_weight_decay", "beta2_decay", "d")), "values, not tensors"),
+        "maximize", "decoupled_weight_decay", "beta2_decay", "d", "alpha", "lr_decay", "initial_accumulator_value")),
+        "values, not tensors"),
+    Off("optimizer.centered", "a mean of gradients"),
+    Off("optimizer.use_triton", "a kernel of Triton"),
     Off("optimizer.differentiable", "an optimizer through which gradients flow"),
     Unmodelled(("optimizer.capturable",), "counts of steps that stay on the device: a few bytes"),
     Unmodelled(("optimizer.param_group_overrides.*",), "parameters are updated as one group"),
@@ -48,7 +53,10 @@ def read_optimizer(reader: Reader, draft: Draft) -> None:
     if names_flash_adam(reader.look("optimizer._target_")):
         read_flash_adam(reader, draft)
         return
-    read_implementation(reader, draft, "optimizer.")
+    name = OPTIMIZERS.get(str(reader.look("optimizer._target_")), "")
+    if name != "lion":  # lion-pytorch's takes no such switches
+        read_implementation(reader, draft, "optimizer.")
+    check_decay(reader, draft, name, "optimizer.weight_decay")
     read_rows(reader, draft, OPTIMIZER_ROWS)
     if draft.refuses("optimizer._target_"):
         draft.idle(reader.matching("optimizer.*"), "settings of an optimizer that is refused")

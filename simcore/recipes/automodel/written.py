@@ -191,7 +191,9 @@ def _write_optimizer(outline: Outline) -> None:
     if runs == "te":
         write_fused_adam(outline, "optimizer.")
         return
-    if runs in ("foreach", "for_loop"):
+    if name == "lion":
+        outline.said.add("training.optimizer.implementation")  # a loop, in any case
+    elif runs in ("foreach", "for_loop"):
         outline.put("optimizer.foreach", runs == "foreach", "training.optimizer.implementation")
     elif runs == "fused":
         outline.put("optimizer.fused", True, "training.optimizer.implementation")  # noqa: FBT003

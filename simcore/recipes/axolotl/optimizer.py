@@ -8,7 +8,7 @@ from simcore.recipes.axolotl.sharding import Sharding
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.deepspeed import write_optimizer
 from simcore.recipes.huggingface.low_rank.trainer import LOW_RANK, read_low_rank
-from simcore.recipes.huggingface.optimizers import OPTIMIZERS, SOURCE, read_clipping, write_wide_states
+from simcore.recipes.huggingface.optimizers import OPTIMIZERS, SOURCE, check_decay, read_clipping, write_wide_states
 from simcore.recipes.reader import Reader
 
 __all__ = ["read_optimizer"]
@@ -17,14 +17,19 @@ _SERVED: Final[dict[str, dict[str, Any]]] = {
     **OPTIMIZERS,
     "muon": {"name": "muon"},
 }
-_UNHANDLED: Final = ("ao_adamw_4bit", "ao_adamw_8bit")
-"""Names in axolotl's schema (`utils/schemas/enums.py`) for which its builder has no optimizer."""
+_UNHANDLED: Final = {"ao_adamw_4bit": "adamw_torch_4bit", "ao_adamw_8bit": "adamw_torch_8bit",
+                      "lion_pytorch": "lion_32bit"}
+"""Names for which axolotl's builder has no optimizer (any more), and transformers' own.
+
+Two are in its schema (`utils/schemas/enums.py`), one is read as any text (dropped by axolotl fa7c79b3).
+"""
 
 
 def read_optimizer(reader: Reader, draft: Draft, sharding: Sharding) -> None:
     """Writes the optimizer; one that has another kind of states is refused, one of DeepSpeed's own goes before it."""
     named = reader.text("optimizer")
     read_clipping(reader, draft, "max_grad_norm")
+    check_decay(reader, draft, named.value if named else "", "weight_decay")
     zero = sharding.zero
     if named is not None and named.value in LOW_RANK and not (zero and zero.has_optimizer):
         read_low_rank(reader, draft, named)
@@ -43,7 +48,7 @@ def read_optimizer(reader: Reader, draft: Draft, sharding: Sharding) -> None:
     elif named.value in _UNHANDLED:
         draft.use(named)
         draft.fail(named.where, f"Unhandled optimizer: {named.value} (core/builders/base.py _configure_optimizer): "
-                                f"{named.value.replace('ao_adamw', 'adamw_torch')} is transformers' name for it")
+                                f"{_UNHANDLED[named.value]} is transformers' name for it")
     else:
         draft.refuse(named, f"the optimizer {named.value}")
     draft.idle(reader.matching("optim_args", "optim_args.*"), "numbers of the update")

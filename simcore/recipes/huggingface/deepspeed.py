@@ -22,7 +22,7 @@ from simcore.recipes.huggingface.deepspeed_keys import (
     switches,
     without_effect,
 )
-from simcore.recipes.huggingface.optimizers import OPTIMIZERS, SOURCE, read_clipping
+from simcore.recipes.huggingface.optimizers import OPTIMIZERS, SOURCE, read_clipping, read_own, stops_on_host
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.huggingface.zero import AUTO, Zero, number_or_auto, read_whole
 from simcore.recipes.reader import Reader, Taken
@@ -46,7 +46,7 @@ _SHARES: Final = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps
 _DEVICES: Final = {"cpu": "host", "nvme": "nvme"}
 _FORMATS: Final = "transformers 5.23.0 integrations/deepspeed.py trainer_config_process"
 _ENGINE: Final = "runtime/engine.py _configure_basic_optimizer"
-_OPTIMIZERS: Final = {"adamw": "adamw", "adam": "adamw"}
+_OPTIMIZERS: Final = {"adamw": "adamw", "adam": "adamw", "lion": "lion", "adagrad": "adagrad"}
 """DeepSpeed's Adam decouples weight decay unless `adam_w_mode` is off (`ops/adam/fused_adam.py`)."""
 
 
@@ -268,6 +268,8 @@ def _read_optimizer(reader: Reader, draft: Draft, at: str, *, whole: bool) -> bo
         draft.refuse(kind, f"the optimizer {kind.value} of DeepSpeed")
     else:
         draft.put("training.optimizer.name", kind, _OPTIMIZERS[kind.value.lower()])
+    if read_own(draft, kind, plain, torchs, on_host=holds_states_on_host(draft)):
+        return True
     draft.idle(plain, "when weight decay is taken: the same states")
     _read_kernel(draft, torchs)
     if whole:
@@ -327,8 +329,7 @@ def _read_formats(reader: Reader, draft: Draft, at: str) -> tuple[str, tuple[Tak
 
 _TYPES: Final = {**dict.fromkeys(("fp16", "torch.float16", "float16", "half"), "fp16"),
                  **dict.fromkeys(("bf16", "torch.bfloat16", "bfloat16"), "bf16")}
-_SHORT: Final = {"bfloat16": "bf16"}
-"""Older name of a block, which is read where the newer is missing (0.19.6 precision_config.py)."""
+_SHORT: Final = {"bfloat16": "bf16"}  # an older name of a block, read where the newer is missing
 
 
 def _of_format(at: str) -> list[Row]:
@@ -346,11 +347,9 @@ def _of_format(at: str) -> list[Row]:
 def write_optimizer(draft: Draft, zero: Zero | None, named: Taken[str] | None, release: str, source: str) -> None:
     """Writes the optimizer that the trainer hands to ZeRO; with states on the host it is DeepSpeed's Adam for CPUs.
 
-    Unless `zero`, the configuration, says that the trainer's is kept: torch's, fused or a loop.
-
-    Rule: accelerate 1.15.0 `accelerator.py` _prepare_deepspeed, `utils/deepspeed.py` map_pytorch_optim_to_deepspeed: it
-    takes the place of any optimizer but Adagrad and Lion. `named`: one of `OPTIMIZERS`, None where the recipe has none;
-    `release`, `source`: of the default.
+    Unless `zero`, the configuration, says that the trainer's is kept: torch's, fused or a loop. Rule: accelerate 1.15.0
+    `accelerator.py` _prepare_deepspeed, `utils/deepspeed.py` map_pytorch_optim_to_deepspeed. `named`: one of
+    `OPTIMIZERS`, None where the recipe has none; `release`, `source`: of the default.
     """
     kept = zero is not None and zero.keeps_optimizer
     on_host = holds_states_on_host(draft) and not kept
@@ -360,10 +359,11 @@ def write_optimizer(draft: Draft, zero: Zero | None, named: Taken[str] | None, r
         if not on_host:
             draft.release_default("optim", "adamw_torch_fused", release, source)
     elif on_host:
-        draft.infer("training.optimizer.name", "adamw", "states on the host have DeepSpeed's own Adam, whatever the "
-                    "trainer's optimizer is", named, source="accelerate 1.15.0 utils/deepspeed.py")
-    elif kept and holds_states_on_host(draft) and OPTIMIZERS[named.value]["name"] != "adamw":
-        draft.refuse(named, f"{named.value} on a CPU")
+        if not stops_on_host(draft, named):
+            draft.infer("training.optimizer.name", "adamw", "states on the host have DeepSpeed's own Adam, whatever "
+                        "the trainer's optimizer is", named, source="accelerate 1.15.0 utils/deepspeed.py")
+    elif kept and OPTIMIZERS[named.value]["name"] != "adamw":
+        draft.refuse(named, f"{named.value} on the host as it is")
     elif kept:
         said = {**OPTIMIZERS[named.value]}
         loop = {"implementation": "for_loop"} if said.get("implementation") == "foreach" else {}  # on a CPU

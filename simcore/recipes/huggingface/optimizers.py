@@ -8,9 +8,11 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader, Taken
 
-__all__ = ["CLIP", "OPTIMIZERS", "SOURCE", "named_optimizer", "read_clipping", "write_wide_states"]
+__all__ = ["CLIP", "DECAYED", "OPTIMIZERS", "SOURCE", "check_decay", "named_optimizer", "read_clipping", "read_own",
+           "stops_on_host", "write_wide_states"]
 
 _EIGHT: Final = {"name": "adamw", "moments": "int8"}
+_BNB: Final[dict[str, Any]] = {"implementation": "bitsandbytes"}
 OPTIMIZERS: Final[dict[str, dict[str, Any]]] = {
     "adamw_torch": {"name": "adamw", "implementation": "foreach"},
     "adamw_torch_fused": {"name": "adamw", "implementation": "fused"},
@@ -22,11 +24,26 @@ OPTIMIZERS: Final[dict[str, dict[str, Any]]] = {
     "adamw_torch_4bit": {"name": "adamw", "moments": "int4", "implementation": "torchao"},
     "adafactor": {"name": "adafactor"},
     "sgd": {"name": "sgd"},
+    "lion_32bit": {"name": "lion", **_BNB},
+    "lion_8bit": {"name": "lion", **_BNB, "moments": "int8"},
+    "paged_lion_32bit": {"name": "lion", **_BNB, "paged": True},
+    "paged_lion_8bit": {"name": "lion", **_BNB, "moments": "int8", "paged": True},
+    "ademamix": {"name": "ademamix", **_BNB},
+    "ademamix_8bit": {"name": "ademamix", **_BNB, "moments": "int8"},
+    "paged_ademamix_32bit": {"name": "ademamix", **_BNB, "paged": True},
+    "paged_ademamix_8bit": {"name": "ademamix", **_BNB, "moments": "int8", "paged": True},
+    "rmsprop": {"name": "rmsprop", "implementation": "foreach"},
+    "rmsprop_bnb": {"name": "rmsprop", **_BNB},
+    "rmsprop_bnb_32bit": {"name": "rmsprop", **_BNB},
+    "rmsprop_bnb_8bit": {"name": "rmsprop", **_BNB, "moments": "int8"},
+    "adagrad": {"name": "adagrad", "implementation": "foreach"},
 }
 """Settings of `training.optimizer` by the value of `optim`."""
 SOURCE: Final = ("transformers 5.23.0 trainer_optimizer.py: adamw_torch_8bit and 4bit are of torchao, "
-                 "adamw_bnb_8bit of bitsandbytes")
+                 "adamw_bnb_8bit, lion, ademamix and rmsprop_bnb of bitsandbytes")
 
+DECAYED: Final = ("sgd", "rmsprop", "adagrad")
+"""Optimizers of torch that add weight decay to a copy of the gradients (2.13 `optim/sgd.py`, `optim/rmsprop.py`)."""
 CLIP: Final = "the norm is taken and gradients are multiplied whatever it says: both are timed, but under ZeRO"
 
 
@@ -55,6 +72,42 @@ def write_wide_states(draft: Draft, shards: Shards, release: str) -> None:
     if in_8_bits and shards is Shards.NONE and trains:
         draft.default("framework_options.wide_embedding_states", value=True, release=release,
                       source="trainer.py create_optimizer: register_module_override")
+
+
+def check_decay(reader: Reader, draft: Draft, name: str, key: str) -> None:
+    """Refuses the weight decay of an optimizer of `DECAYED`: the copy of all gradients in its step is not counted.
+
+    `name`: the optimizer's; `key`: of the weight decay.
+    """
+    if name in DECAYED and reader.look(key) not in (None, 0):
+        draft.refuse(reader.take(key), f"weight decay of {name}, whose step makes a copy of all gradients")
+
+
+def stops_on_host(draft: Draft, named: Taken[str]) -> bool:
+    """Returns True, and fails, if accelerate makes another optimizer of `named` for the host, at which it stops."""
+    stops = named.value in ("lion_32bit", "paged_lion_32bit", "adagrad")
+    if stops:
+        draft.use(named)
+        draft.fail(named.where, f"{named.value} with states on the host: accelerate makes DeepSpeed's own of it and "
+                   "hands over adamw_mode, an unexpected keyword argument (accelerate 1.15.0 utils/deepspeed.py "
+                   "map_pytorch_optim_to_deepspeed)")
+    return stops
+
+
+def read_own(draft: Draft, kind: Taken[str], *keys: Taken[bool] | None, on_host: bool) -> bool:
+    """Returns True if DeepSpeed's configuration names Lion or Adagrad, and writes the kernel of Lion.
+
+    `keys`: Adam's alone, which other optimizers stop at. `on_host`: states are there, by classes of their own.
+    """
+    if kind.value.lower() not in ("lion", "adagrad"):
+        return False
+    for key in (key for key in keys if key is not None):
+        draft.use(key)
+        draft.fail(key.where, f"{key.key}: {kind.value} takes no such argument (deepspeed 0.19.6 runtime/engine.py "
+                              "_configure_basic_optimizer)")
+    if kind.value.lower() == "lion" and not on_host:
+        draft.default("training.optimizer.implementation", "fused", "deepspeed 0.19.6", "ops/lion/fused_lion.py")
+    return True
 
 
 def read_clipping(reader: Reader, draft: Draft, key: str) -> None:

@@ -22,6 +22,7 @@ from simcore.recipes.huggingface.low_rank.trainer import LOW_RANK, read_low_rank
 from simcore.recipes.huggingface.optimizers import (
     OPTIMIZERS,
     SOURCE,
+    check_decay,
     named_optimizer,
     read_clipping,
     write_wide_states,
@@ -182,6 +183,7 @@ def read_optimizer(reader: Reader, draft: Draft, launch: Launch, default: str = 
         read_low_rank(reader, draft, named)
         return
     draft.idle(reader.matching("optim_target_modules"), "read by GaLore and APOLLO alone")
+    check_decay(reader, draft, named.value if named else "", "weight_decay")
     if launch.zero is not None and launch.zero.has_optimizer:
         draft.idle(named, "DeepSpeed's configuration names an optimizer")
     elif named is not None and named.value not in OPTIMIZERS:
@@ -199,10 +201,19 @@ def read_optimizer(reader: Reader, draft: Draft, launch: Launch, default: str = 
 
 
 def _read_optim_args(reader: Reader, draft: Draft, name: str) -> None:
-    """Reads `optim_args`, of which SGD takes its momentum (transformers 5.23.0 trainer_optimizer.py _get_sgd)."""
+    """Reads `optim_args`, of which SGD and RMSprop take their momentum (transformers 5.23.0 trainer_optimizer.py).
+
+    bitsandbytes' RMSprop has them as texts, which it compares with 0.0, and stops.
+    """
     said = reader.text("optim_args")
     pairs = dict(part.partition("=")[::2] for part in said.value.replace(" ", "").split(",")) if said else {}
-    if name == "sgd" and "momentum" in pairs:
+    if name.startswith("rmsprop_bnb") and pairs:
+        draft.use(said)
+        draft.fail(said.where if said else "", f"optim_args of {name} are handed over as texts, at which bitsandbytes "
+                   "stops (0.50.2 optim/optimizer.py Optimizer1State)")
+    elif name == "rmsprop" and pairs.get("centered", "").lower() in ("true", "1", "yes"):
+        draft.refuse(said, "a centered RMSprop, which keeps a mean of gradients too")
+    elif name in ("sgd", "rmsprop") and "momentum" in pairs:
         try:
             draft.put("training.optimizer.momentum", said, float(pairs["momentum"]))
         except ValueError:

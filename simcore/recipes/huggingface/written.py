@@ -66,7 +66,7 @@ def optimizer_name(outline: Outline) -> str | None:
     asked = outline.settled.values
     on_host = shards_of(outline) is Shards.ZERO and asked.get("training.optimizer.implementation") == "cpu"
     for name, settings in OPTIMIZERS.items():
-        plain = on_host and settings.get("implementation") in ("foreach", "fused")
+        plain = on_host and settings["name"] == "adamw" and settings.get("implementation") in ("foreach", "fused")
         said = {"moments": "auto", "paged": False, "implementation": "auto", **settings}
         if plain:
             said["implementation"] = outline.value("training.optimizer.implementation")  # DeepSpeed's own

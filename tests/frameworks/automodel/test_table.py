@@ -319,7 +319,7 @@ def test_paged_states_are_on_the_device_and_not_in_torchs_allocator() -> None:
 
 @pytest.mark.parametrize(("mesh", "optimizer", "status", "told"), [
     ({}, {"implementation": "bitsandbytes", "moments": "bf16"}, "illegal", "optimizer bits not supported: bf16"),
-    ({"dp_shard": 2}, {"implementation": "bitsandbytes"}, "error", "bitsandbytes under automodel"),
+    ({"dp_shard": 2}, {"implementation": "bitsandbytes"}, "illegal", "does not have a sharding strategy"),
     ({"dp_shard": 2}, {"paged": True}, "error", "paged states of torchao")])
 def test_what_is_refused_of_them(mesh: dict[str, int], optimizer: dict[str, Any], status: str, told: str) -> None:
     report = _ran(mesh, optimizer=optimizer)

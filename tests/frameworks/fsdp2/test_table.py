@@ -78,7 +78,7 @@ def test_a_tied_head_and_its_embedding_are_one_unit() -> None:
 # ---- refusals and defaults -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("given", "status", "told"), [
     ({"mesh": {"dp_shard": 2, "ep": 2}, "model": "llama-tiny"}, "illegal", "a model without experts"),
-    ({"optimizer": {"implementation": "bitsandbytes"}}, "error", "not yet: bitsandbytes under fsdp2"),
+    ({"optimizer": {"implementation": "bitsandbytes"}}, "illegal", "does not have a sharding strategy"),
     ({"optimizer": {"moments": "int8", "paged": True}}, "error", "not yet: paged states of torchao"),
     ({"optimizer": {"moments": "int8", "name": "sgd"}}, "error", "not yet: sgd with states of 8 bits"),
     ({"optimizer": {"name": "muon", "moments": "int8"}}, "error", "not yet: muon with states of 8 bits"),

@@ -472,12 +472,20 @@ def test_modules_may_train_as_a_whole_beside_adapters(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("keys", "told"), [
     ({"flash_attn_rms_norm": True}, "flash_attn_rms_norm: no longer supported"),
     ({"optimizer": "ao_adamw_8bit"}, "Unhandled optimizer: ao_adamw_8bit"),
+    ({"optimizer": "lion_pytorch"}, "lion_32bit is transformers' name for it"),
     ({"s2_attention": True}, "s2_attention: no longer supported"),
     ({"flash_attn_fuse_mlp": True, "adapter": "lora", "lora_target_linear": True}, "Fused modules are not supported")])
 def test_what_axolotl_stops_at_is_told_in_its_words(tmp_path: Path, keys: dict[str, Any], told: str) -> None:
     found = imported(tmp_path, changed(RECIPE, **keys))
     assert [told in one.message for one in found.wrong] == [True]
     assert found.refused == ()
+
+
+def test_a_weight_decay_that_copies_gradients_is_refused(tmp_path: Path) -> None:
+    decayed = [imported(tmp_path, changed(RECIPE, optimizer=optimizer, weight_decay=0.1)).refused for optimizer in (
+        "rmsprop", "lion_8bit")]
+    assert ["weight decay of rmsprop" in one.message for one in decayed[0]] == [True]
+    assert decayed[1] == ()
 
 
 def test_fused_kernels_are_told(tmp_path: Path) -> None:

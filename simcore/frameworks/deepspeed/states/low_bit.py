@@ -20,12 +20,15 @@ from dataclasses import replace
 from typing import Final
 
 from simcore.frameworks.common.torch import states_of
+from simcore.inputs.optimizers import OPTIMIZERS
+from simcore.placement.framework import Optimizer
 from simcore.placement.job import Job
 from simcore.placement.layout import TensorLayout
 from simcore.placement.plan import Plan
 from simcore.units import dtype_bytes
 
-__all__ = ["StateForm", "beside_tensors_of", "check_states", "flat_layout", "state_forms", "sub_groups"]
+__all__ = ["StateForm", "beside_tensors_of", "check_states", "flat_layout", "own_optimizer", "state_forms",
+           "sub_groups"]
 
 StateForm = tuple[str, str, str]
 """Name, dtype and memory space of a state of each element of a flat part."""
@@ -50,6 +53,21 @@ def check_states(job: Job) -> None:
             raise job.not_yet(f"mesh.{axis}", f"states of {kept.low_bit} under {framework} with {axis}")
 
 
+def own_optimizer(job: Job) -> Optimizer | None:
+    """Returns the kernel of DeepSpeed's own that its configuration names: FusedLion. None for other optimizers.
+
+    NotYet for torch's Adagrad: DeepSpeed makes it anew for its masters (0.19.6 `stage_1_and_2.py`, `stage3.py`,
+    initialize_optimizer_states), and the states that the first had made of whole parameters stay beside.
+    """
+    optimizer = job.scenario.training.optimizer
+    if optimizer.name == "adagrad":
+        raise job.not_yet("training.optimizer.name", "adagrad under DeepSpeed on the device, which keeps the states of "
+                          "whole parameters in 16 bits beside those of masters (served: offload of the optimizer)")
+    if optimizer.name != "lion" or optimizer.implementation != "fused":
+        return None
+    return Optimizer(optimizer.name, optimizer.implementation)  # ops/lion/fused_lion.py
+
+
 def flat_layout(job: Job, axis: str, stage: int, sub_group: int) -> TensorLayout | None:
     """Returns the layout of one state of a flat part; None where it is fp32 by torch, on the device or the host.
 
@@ -71,6 +89,8 @@ def flat_layout(job: Job, axis: str, stage: int, sub_group: int) -> TensorLayout
 def state_forms(job: Job, layout: TensorLayout | None) -> tuple[StateForm, ...]:
     """Returns the states of an element beside its master. `layout`: as `flat_layout` returns it."""
     kept = replace(states_of(job, plain=True), paged=False)
+    if job.scenario.training.offload.part("optimizer")[1]:
+        return tuple((name, "fp32", "") for name in OPTIMIZERS[kept.name].host_states)
     dtype, space = ("fp32", "device") if layout is None else (layout.dtype, layout.space)
     return tuple((name, dtype, "" if space == "device" else space) for name, _ in kept.of((), "fp32", flat=True))
 

@@ -1,0 +1,24 @@
+"""Optimizers of Automodel's recipes by the names of their classes, read and written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from automodel_recipe import changed, imported
+from simcore.inputs.scenario import parse_scenario
+from simcore.simulate import check
+
+
+@pytest.mark.parametrize(("target", "optimizer"), [
+    ("lion_pytorch.Lion, lr: 1e-5", {"name": "lion"}),
+    ("torch.optim.RMSprop, lr: 1e-5, momentum: 0.9", {"name": "rmsprop", "momentum": 0.9}),
+    ("torch.optim.Adagrad, lr: 1e-5, foreach: false", {"name": "adagrad", "implementation": "for_loop"})])
+def test_a_class_is_an_optimizer(target: str, optimizer: dict[str, object], tmp_path: Path,
+                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = imported(changed("torch.optim.AdamW, lr: 2e-5, foreach: false", target))
+    found.expect_complete()
+    assert found.values["training"]["optimizer"] == optimizer
+    assert check(parse_scenario(found.document())).problems == ()
