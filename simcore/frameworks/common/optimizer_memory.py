@@ -189,7 +189,8 @@ def step_temporaries(plan: Plan, tables: Tables, builder: Builder, sizes: tuple[
 
 def _master_and_moments(plan: Plan) -> int:
     """Bytes of an element of a flat part: of masters and two moments, unless its moments have 8 bits."""
-    forms = (p.policy.optimizer_states for kind, _ in plan.kind_counts for p in plan.kinds[kind] if p.trainable)
+    forms = (p.policy.optimizer_states for kind, _ in plan.kind_counts for p in plan.kinds[kind]
+             if p.trainable and not _is_muons(plan, p))
     narrow = [dtype_bytes(layout.dtype) for _, layout in next(forms, ()) if layout.dtype != "fp32"]
     return 4 + sum(narrow) if narrow else 12
 
@@ -216,7 +217,7 @@ def _muon_bytes(plan: Plan, kind: int, placed: Placed) -> int:
 
 def _is_muons(plan: Plan, placed: Placed) -> bool:
     states = OPTIMIZERS[plan.framework.optimizer.name].matrix_states
-    return bool(states) and placed.policy.optimizer_states[0][0] in states
+    return any(name in states for name, _ in placed.policy.optimizer_states)
 
 
 def newton_schulz_bytes(placed: Placed) -> int:

@@ -7,12 +7,14 @@ import numpy as np
 from simcore.frameworks.deepspeed.experts.groups import Group, parameter_groups
 from simcore.frameworks.deepspeed.states.low_bit import sub_groups
 from simcore.frameworks.deepspeed.strategy import ZeroStrategy
+from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.placement.plan import AtRestBytes, Plan
+from simcore.placement.strategy import EXACT_RANKS
 from simcore.units import dtype_bytes
 
-__all__ = ["aligned", "exact_in_parts", "flat_padding", "gradient_elements", "groups_of", "largest_trained",
-           "most_gradients", "of_copies", "places", "shards_of", "touching", "trained_of",
-           "updated_parts"]
+__all__ = ["aligned", "exact_in_parts", "flat_padding", "gradient_elements", "groups_of", "held_elements",
+           "largest_piece", "largest_trained", "most_gradients", "of_copies", "places", "shards_of", "touching",
+           "trained_of", "updated_parts"]
 
 
 def trained_of(plan: Plan, layer: int) -> list[tuple[int, int]]:
@@ -128,6 +130,23 @@ def gradient_elements(plan: Plan, *, exact: bool = False) -> int:
                for group in groups_of(plan))
 
 
+def largest_piece(plan: Plan, group: Group) -> int:
+    """Returns the elements of the largest piece of a parameter in the rank's part of a group; 0 if it has none."""
+    low, high = group.own(group.at)
+    return max((min(end, high) - max(start, low) for start, end in _every(plan, group)), default=0)
+
+
+def held_elements(plan: Plan, group: Group, of_none: int) -> int:
+    """Returns the elements of all parameters of a group that have one in the rank's part; `of_none` if there is none.
+
+    Of the rank with the most if not every rank is simulated by itself.
+    """
+    strategy = plan.framework.strategy_as(ZeroStrategy)
+    if strategy.step_varies_by_rank and plan.mesh.size <= EXACT_RANKS:
+        return sum(_touching(plan, group, group.at)) or of_none
+    return most_gradients(plan, group)
+
+
 def most_gradients(plan: Plan, group: Group) -> int:
     """Returns the elements of the averaged gradients of the rank that has the most of a group."""
     part = group.part
@@ -142,10 +161,12 @@ def most_gradients(plan: Plan, group: Group) -> int:
 def exact_in_parts(plan: Plan) -> dict[str, AtRestBytes]:
     """Returns this rank's bytes at rest by component of the model, under ZeRO-1 and 2.
 
-    Gradients and states are those of the elements in its own partition. Tensors are in the order of registration, as
+    Gradients and states are those of the elements in its own partition, momenta of Muon those of whole matrices.
+    Tensors are in the order of registration, as
     one parameter group (`bit16_groups_flat`).
     """
     totals, where = dict[str, AtRestBytes](), places(plan)
+    matrix_states = OPTIMIZERS[plan.framework.optimizer.name].matrix_states
     own = {entry[:2]: group.own(group.at) for group in groups_of(plan) for entry in group.entries}
     owned = ((layer, number, placed) for layer in plan.layers for number, placed in enumerate(plan.of_layer(layer))
              if placed.spec.is_owned)
@@ -153,10 +174,10 @@ def exact_in_parts(plan: Plan) -> dict[str, AtRestBytes]:
         start, end = where.get((layer, number), (0, 0))
         low, high = own.get((layer, number), (0, 0))
         numel, inside = end - start, max(0, min(end, high) - max(start, low))
-        states = sum(dtype_bytes(layout.dtype) for _,
-                     layout in placed.policy.optimizer_states if layout.space == "device")
+        states = sum(dtype_bytes(layout.dtype) * (numel * (inside > 0) if name in matrix_states else inside)
+                     for name, layout in placed.policy.optimizer_states if layout.space == "device")
         component, here = placed.spec.component, placed.policy.grad.space == "device"
         grads = here * inside * dtype_bytes(placed.policy.grad.dtype)
         totals[component] = totals.get(component, AtRestBytes()) + AtRestBytes(
-            placed.rest_bytes, grads, inside * states, placed.local, numel)
+            placed.rest_bytes, grads, states, placed.local, numel)
     return totals
