@@ -13,8 +13,7 @@ from checkout import ROOT
 from simcore.errors import IllegalLayout
 from simcore.frameworks.deepspeed import zero12_hooks
 from simcore.frameworks.deepspeed.gradients import orthogonal
-from simcore.frameworks.deepspeed.partitions import groups_of, held_elements
-from simcore.frameworks.deepspeed.states.muon import states_beside, updated_shapes
+from simcore.frameworks.deepspeed.partitions import groups_of, held_elements, states_beside, updated_shapes
 from simcore.placement.plan import Plan
 from simcore.results.report import Peak
 from simcore.simulate import simulate

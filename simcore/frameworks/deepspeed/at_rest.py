@@ -7,9 +7,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from simcore.frameworks.deepspeed.experts.layers import axis_of
-from simcore.frameworks.deepspeed.partitions import exact_in_parts, flat_padding, gradient_elements, updated_parts
+from simcore.frameworks.deepspeed.partitions import (
+    exact_in_parts,
+    flat_padding,
+    gradient_elements,
+    states_beside,
+    updated_parts,
+)
 from simcore.frameworks.deepspeed.states.low_bit import beside_tensors_of
-from simcore.frameworks.deepspeed.states.muon import states_beside
 from simcore.frameworks.deepspeed.strategy import ZeroStrategy
 from simcore.placement.plan import AtRestBytes, Placed, Plan
 from simcore.units import dtype_bytes

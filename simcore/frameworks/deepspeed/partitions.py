@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from simcore.frameworks.deepspeed.experts.groups import Group, parameter_groups
@@ -13,8 +15,8 @@ from simcore.placement.strategy import EXACT_RANKS
 from simcore.units import dtype_bytes
 
 __all__ = ["aligned", "exact_in_parts", "flat_padding", "gradient_elements", "groups_of", "held_elements",
-           "largest_piece", "largest_trained", "most_gradients", "of_copies", "places", "shards_of", "touching",
-           "trained_of", "updated_parts"]
+           "largest_piece", "largest_trained", "most_gradients", "of_copies", "places", "shards_of", "states_beside",
+           "touching", "trained_of", "updated_parts", "updated_shapes"]
 
 
 def trained_of(plan: Plan, layer: int) -> list[tuple[int, int]]:
@@ -181,3 +183,39 @@ def exact_in_parts(plan: Plan) -> dict[str, AtRestBytes]:
         totals[component] = totals.get(component, AtRestBytes()) + AtRestBytes(
             placed.rest_bytes, grads, states, placed.local, numel)
     return totals
+
+
+# ---- Muon: [Note: Muon under ZeRO] in `states/muon.py` --------------------------------------------------------------
+def states_beside(plan: Plan) -> dict[str, int]:
+    """Returns the bytes of flat states, by name, beyond those that the rank's tensors count: [Note: Muon under ZeRO].
+
+    Momenta are of whole matrices; masters and moments have their group's alignment.
+    """
+    counted = dict[str, int]()
+    for kind, count in plan.kind_counts:
+        for name, size in plan.kinds[kind].state_bytes.items():
+            counted[name] = counted.get(name, 0) + count * size
+    kept, size = OPTIMIZERS["muon"], dtype_bytes(plan.framework.compute_dtype)
+    found = dict.fromkeys(counted, 0)
+    for group in groups_of(plan):
+        for name in ("master_param", *(() if group.is_matrices else kept.states)):
+            found[name] += 4 * group.part
+        for name in kept.matrix_states if group.is_matrices else ():
+            found[name] += size * held_elements(plan, group, of_none=0)
+    return {name: found[name] - counted[name] for name in found}
+
+
+def updated_shapes(plan: Plan, group: Group) -> list[tuple[int, int, int]]:
+    """Returns (matrices, the smaller, the larger side) of each parameter of the group that the rank updates.
+
+    Those with an element in its part.
+    """
+    low, high = group.own(group.at)
+    found, shapes = places(plan), []
+    for layer, number, _ in group.entries:
+        placed = plan.of_layer(layer)[number]
+        *many, rows, columns = placed.used_shape
+        for start, end in of_copies(plan, (layer, number), found[layer, number]):
+            if start < high and end > low:
+                shapes.append((math.prod(many), min(rows, columns), max(rows, columns)))
+    return shapes

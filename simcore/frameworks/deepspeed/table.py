@@ -139,8 +139,7 @@ def zero_table(job: Draft, stage: int) -> Framework:
         job.note(f"framework_options.{name}", "changes no number", _IDLE_3[name])
     threshold = _size(job, options, "stage3_param_persistence_threshold", 100_000) if stage == 3 else 0
     strategy = _strategy(job, options, stage)
-    strategy = replace(strategy, moments=flat_layout(job, strategy.axis, stage, strategy.sub_group),
-                       orthogonalizes=uses_muon(job))
+    strategy = replace(strategy, moments=flat_layout(job, strategy.axis, stage, strategy.sub_group))
     return Framework(
         name=f"zero{stage}", version=VERSIONS[0],
         rules=_rules(job, options, strategy, threshold),
@@ -163,8 +162,7 @@ def zero_table(job: Draft, stage: int) -> Framework:
         assumptions=(_OVERLAPPED, *experts.assumptions(job), *_of_host(strategy),
                      *(_fetched_by_layer(packed_weights(job, options)) if stage == 3 else ()),
                      *((AS_WHOLE,) if stage == 3 and job.mesh.tp > 1 else ()),
-                     *((_ALIKE,) if strategy.step_varies_by_rank else ()),
-                     *(ASSUMED if strategy.orthogonalizes else ())),
+                     *((_ALIKE,) * strategy.step_varies_by_rank), *(ASSUMED * strategy.orthogonalizes)),
     )
 
 
@@ -218,13 +216,13 @@ def _strategy(job: Draft, options: dict[str, Any], stage: int) -> ZeroStrategy:
         apart = apart and not states
         turns = job.flag(options, "round_robin_gradients", f"{CONFIG} round_robin_gradients", default=False)
         return ZeroStrategy(stage, axis, bucket, 1 + overlapped, 0, 0, 0, 0, *away, round_robin=turns, is_apart=apart,
-                            reduce_dtype=reduced)
+                            reduce_dtype=reduced, orthogonalizes=uses_muon(job))
     return ZeroStrategy(stage, axis, bucket, 1, _size(job, options, "stage3_prefetch_bucket_size", 50_000_000),
                 _size(job, options, "stage3_max_live_parameters", 1_000_000_000),
                 _size(job, options, "stage3_max_reuse_distance", 1_000_000_000),
                 _size(job, options, "sub_group_size", 1_000_000_000), *away,
                 secondary=_secondary(job, options), is_apart=apart, swap_buffers=swap,
-                reduce_dtype=reduced)
+                reduce_dtype=reduced, orthogonalizes=uses_muon(job))
 
 
 def _check_shards(job: Job, stage: int) -> None:
@@ -334,7 +332,9 @@ def _optimizer(job: Draft, strategy: ZeroStrategy) -> Optimizer:
     off.
     """
     if strategy.orthogonalizes:
-        return muon_optimizer(job, strategy)
+        apart, turns = strategy.is_apart, strategy.round_robin
+        return muon_optimizer(job, strategy.stage, on_host=strategy.states_on_host, refused=(
+            *["contiguous_gradients: false"] * apart, *["round_robin_gradients: true"] * turns))
     if not strategy.states_on_host:
         return torch_optimizer(job, "transformers 5.23 training_args.py: adamw_torch_fused from torch 2.8 on",
                                "fused", plain=True)

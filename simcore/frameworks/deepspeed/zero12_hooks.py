@@ -20,11 +20,12 @@ from simcore.frameworks.deepspeed.partitions import (
     most_gradients,
     of_copies,
     places,
+    states_beside,
     trained_of,
     updated_parts,
+    updated_shapes,
 )
 from simcore.frameworks.deepspeed.states.low_bit import beside_tensors_of
-from simcore.frameworks.deepspeed.states.muon import states_beside
 from simcore.frameworks.deepspeed.strategy import ZeroStrategy
 from simcore.pipeline.schedule import Action
 from simcore.placement.plan import Plan
@@ -60,7 +61,8 @@ class Zero12Hooks(UnrepeatedHooks):
                                   most_gradients(plan, group)) for group in self.groups]
         self.group_of = {entry[:2]: number for number, group in enumerate(self.groups) for entry in group.entries}
         self.apart = UnbucketedGradients(builder, self._is_mine, behind=self.strategy.num_buffers > 1)
-        self.updates = [OrthogonalUpdates(plan, one, tables, builder) for one in self.groups if one.is_matrices]
+        self.updates = [OrthogonalUpdates(plan, one.part, updated_shapes(plan, one), tables, builder)
+                        for one in self.groups if one.is_matrices]
         self.in_bucket: list[tuple[int, int]] = []
         self.larger: list[tuple[int, int]] = []
         self.places = places(plan)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from simcore.frameworks.deepspeed.experts.groups import Group
-from simcore.frameworks.deepspeed.states.muon import held_in_update, product_flops, updated_shapes
+from simcore.frameworks.deepspeed.states.muon import held_in_update, product_flops
 from simcore.placement.plan import Plan
 from simcore.program.builder import Builder
 from simcore.program.outline import Tables
@@ -16,21 +15,21 @@ __all__ = ["OrthogonalUpdates"]
 class OrthogonalUpdates:
     """Writer of the memory events of one rank's updates of matrices, to `out`.
 
-    `group`: the parameter group of all matrices that are trained.
+    `part`: elements of the rank's part of all matrices that are trained; `shapes`: (matrices, the smaller, the larger
+    side) of each parameter that has an element in it.
     """
 
-    def __init__(self, plan: Plan, group: Group, tables: Tables, out: Builder) -> None:
-        self.group, self.out, self.first = group, out, plan.layers[0]
+    def __init__(self, plan: Plan, part: int, shapes: list[tuple[int, int, int]], tables: Tables, out: Builder) -> None:
+        self.part, self.shapes, self.out, self.first = part, shapes, out, plan.layers[0]
         self.size = dtype_bytes(plan.framework.compute_dtype)
-        self.shapes = updated_shapes(plan, group)
-        self.numel = sum(many * small * large for many, small, large in self.shapes)
+        self.numel = sum(many * small * large for many, small, large in shapes)
         self.slots = {name: tables.slot(name, "optim_temp") for name in (
             "newton_schulz", "matrix_updates", "grad_norm", "flat_grad", "fp32_grad")}
 
     @property
     def held(self) -> int:
         """Bytes of all updates; zeros of the rank's part if no matrix has an element in it."""
-        return self.size * (self.numel or self.group.part)
+        return self.size * (self.numel or self.part)
 
     def make(self) -> None:
         """Simulates the updates behind the last backward, one after the other; each result stays.
@@ -53,7 +52,7 @@ class OrthogonalUpdates:
         A flat copy of its part of them, its copy in fp32; then the updates are released. As for other parameters:
         DeepSpeed 0.19.6 `stage_1_and_2.py` step, `muon_optimizer.py` step.
         """
-        part = self.group.part
+        part = self.part
         for name, num_bytes in (("grad_norm", looked_at), ("flat_grad", self.size * part), ("fp32_grad", 4 * part)):
             self.out.alloc(self.first, self.slots[name], num_bytes)
             if name == "grad_norm":

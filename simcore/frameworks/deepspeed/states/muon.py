@@ -12,21 +12,14 @@ orthogonal in fp16 over their Gram matrix (`original_muon.py`, zeropower_via_gra
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
-from simcore.frameworks.deepspeed.experts.groups import Group
-from simcore.frameworks.deepspeed.partitions import groups_of, held_elements, of_copies, places
-from simcore.frameworks.deepspeed.strategy import ZeroStrategy
 from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.models.tensor import TensorSpec
 from simcore.placement.framework import Optimizer
 from simcore.placement.job import Draft
-from simcore.placement.plan import Plan
-from simcore.units import dtype_bytes
 
-__all__ = ["ASSUMED", "held_in_update", "is_muons", "momentum_of", "muon_optimizer", "product_flops", "states_beside",
-           "updated_shapes", "uses_muon"]
+__all__ = ["ASSUMED", "held_in_update", "is_muons", "momentum_of", "muon_optimizer", "product_flops", "uses_muon"]
 
 _ENGINE: Final = "deepspeed 0.19.6 runtime/engine.py _configure_basic_optimizer"
 _NOT_MUONS: Final = ("embedding", "lm_head")
@@ -49,20 +42,21 @@ def is_muons(spec: TensorSpec) -> bool:
     return len(spec.shape) > 1 and not is_named and "embed" not in spec.name.lower()
 
 
-def muon_optimizer(job: Draft, strategy: ZeroStrategy) -> Optimizer:
-    """Returns DeepSpeed's Muon; raises IllegalLayout or NotYet for what it, or the engine, does not combine with it."""
-    if strategy.states_on_host:
+def muon_optimizer(job: Draft, stage: int, *, on_host: bool, refused: tuple[str, ...]) -> Optimizer:
+    """Returns DeepSpeed's Muon; raises IllegalLayout or NotYet for what it, or the engine, does not combine with it.
+
+    `stage`: of ZeRO. `on_host`: states are. `refused`: options of the framework, as set, that are not served with it.
+    """
+    if on_host:
         raise job.illegal("training.offload.optimizer", "Muon with reduce scatter does not support optimizer offload: "
                           "offload keeps parts of matrices", "deepspeed 0.19.6 runtime/zero/stage_1_and_2.py:232")
-    if strategy.stage == 3:
-        raise job.not_yet("training.optimizer.name", "muon under zero3, which upstream runs with reduce_scatter: false "
-                          "alone (runtime/zero/stage3.py:352)")
+    if stage == 3:
+        raise job.illegal("training.optimizer.name", "Muon and reduce scatter cannot be used together, and ZeRO-3 is "
+                          "modelled with reduce_scatter alone", "deepspeed 0.19.6 runtime/zero/stage3.py:352")
     if job.scenario.training.optimizer.name != "muon":
         raise job.illegal("training.optimizer.name", f"{job.scenario.training.optimizer.name} is Megatron's", _ENGINE)
-    for option, is_on in (("contiguous_gradients: false", strategy.is_apart),
-                          ("round_robin_gradients: true", strategy.round_robin)):
-        if is_on:
-            raise job.not_yet(f"framework_options.{option.partition(':')[0]}", f"{option} with muon")
+    for option in refused:
+        raise job.not_yet(f"framework_options.{option.partition(':')[0]}", f"{option} with muon")
     for axis in ("tp", "ep", "cp"):
         if getattr(job.mesh, axis) > 1:
             raise job.not_yet(f"mesh.{axis}", f"muon under {job.scenario.framework} with {axis}")
@@ -75,41 +69,6 @@ def muon_optimizer(job: Draft, strategy: ZeroStrategy) -> Optimizer:
 def momentum_of(compute: str) -> tuple[tuple[str, str, str], ...]:
     """Returns the form of the state of a matrix beside its master: its momentum, in the format of gradients."""
     return tuple((name, compute, "") for name in OPTIMIZERS["muon"].matrix_states)
-
-
-def states_beside(plan: Plan) -> dict[str, int]:
-    """Returns the bytes of flat states, by name, beyond those that the rank's tensors count: [Note: Muon under ZeRO].
-
-    Momenta are of whole matrices; masters and moments have their group's alignment.
-    """
-    counted = dict[str, int]()
-    for kind, count in plan.kind_counts:
-        for name, size in plan.kinds[kind].state_bytes.items():
-            counted[name] = counted.get(name, 0) + count * size
-    kept, size = OPTIMIZERS["muon"], dtype_bytes(plan.framework.compute_dtype)
-    found = dict.fromkeys(counted, 0)
-    for group in groups_of(plan):
-        for name in ("master_param", *(() if group.is_matrices else kept.states)):
-            found[name] += 4 * group.part
-        for name in kept.matrix_states if group.is_matrices else ():
-            found[name] += size * held_elements(plan, group, of_none=0)
-    return {name: found[name] - counted[name] for name in found}
-
-
-def updated_shapes(plan: Plan, group: Group) -> list[tuple[int, int, int]]:
-    """Returns (matrices, the smaller, the larger side) of each parameter of the group that the rank updates.
-
-    Those with an element in its part.
-    """
-    low, high = group.own(group.at)
-    found, shapes = places(plan), []
-    for layer, number, _ in group.entries:
-        placed = plan.of_layer(layer)[number]
-        *many, rows, columns = placed.used_shape
-        for start, end in of_copies(plan, (layer, number), found[layer, number]):
-            if start < high and end > low:
-                shapes.append((math.prod(many), min(rows, columns), max(rows, columns)))
-    return shapes
 
 
 def held_in_update(shape: tuple[int, int, int]) -> int:
