@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
-__all__ = ["ParallelStrategy"]
+__all__ = ["EXACT_RANKS", "ParallelStrategy"]
+
+EXACT_RANKS: Final = 64
+"""Up to this many ranks are looked at one by one where those of a class may differ."""
 
 
 class ParallelStrategy:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Final
 
 from simcore.errors import InputError, Problem
 from simcore.frameworks.registry import at_rest_of
@@ -22,6 +21,7 @@ from simcore.placement.framework import Framework
 from simcore.placement.job import Job, topology_of
 from simcore.placement.packing import pack_sequences
 from simcore.placement.plan import Plan, place
+from simcore.placement.strategy import EXACT_RANKS
 from simcore.placement.token_dispatch import expert_hidden, received_per_token, sent_per_token, top_k_of
 from simcore.program.program import Program
 from simcore.program.record_layers import Workload
@@ -30,9 +30,6 @@ from simcore.timing.step import StepLength
 from simcore.units import format_bytes, parse_cublas, parse_quantity
 
 __all__ = ["Simulation", "legal_simulation", "machines_of", "placed", "placed_by_rank", "placed_simulation"]
-
-EXACT_RANKS: Final = 64
-"""Up to this many ranks are looked at one by one where those of a class may differ."""
 
 
 @dataclass(eq=False)

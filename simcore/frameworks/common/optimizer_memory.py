@@ -223,9 +223,14 @@ def step_temporaries(plan: Plan, tables: Tables, builder: Builder, sizes: tuple[
 
 
 def _master_and_moments(plan: Plan) -> int:
-    """Bytes of an element of a flat part: of its master and its moments, scales of 8-bit ones as one byte."""
-    forms = (p.policy.optimizer_states for kind, _ in plan.kind_counts for p in plan.kinds[kind] if p.trainable)
-    return sum(dtype_bytes(layout.dtype) for _, layout in next(forms, ()))
+    """Bytes of an element of a flat part: of its master and its moments, scales of 8-bit ones as one byte.
+
+    Of a part that Adam updates; where Muon updates all, as if it did.
+    """
+    forms = (p.policy.optimizer_states for kind, _ in plan.kind_counts for p in plan.kinds[kind]
+             if p.trainable and not _is_muons(plan, p))
+    found = next(forms, None)
+    return 12 if found is None else sum(dtype_bytes(layout.dtype) for _, layout in found)
 
 
 def muon_transient(plan: Plan) -> int:
@@ -250,7 +255,7 @@ def _muon_bytes(plan: Plan, kind: int, placed: Placed) -> int:
 
 def _is_muons(plan: Plan, placed: Placed) -> bool:
     states = OPTIMIZERS[plan.framework.optimizer.name].matrix_states
-    return bool(states) and placed.policy.optimizer_states[0][0] in states
+    return any(name in states for name, _ in placed.policy.optimizer_states)
 
 
 def newton_schulz_bytes(placed: Placed) -> int:

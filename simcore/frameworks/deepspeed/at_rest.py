@@ -7,7 +7,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from simcore.frameworks.deepspeed.experts.layers import axis_of
-from simcore.frameworks.deepspeed.partitions import exact_in_parts, flat_padding, gradient_elements, updated_parts
+from simcore.frameworks.deepspeed.partitions import (
+    exact_in_parts,
+    flat_padding,
+    gradient_elements,
+    states_beside,
+    updated_parts,
+)
 from simcore.frameworks.deepspeed.states.low_bit import beside_tensors_of
 from simcore.frameworks.deepspeed.strategy import ZeroStrategy
 from simcore.placement.plan import AtRestBytes, Placed, Plan
@@ -18,7 +24,8 @@ __all__ = ["exact_in_pieces", "exact_of_parts", "mean_of", "partition_padding", 
 
 def mean_of(plan: Plan) -> dict[str, AtRestBytes]:
     """Returns the bytes at rest of a class of ranks by component, on average, with scales of flat states."""
-    return _with_flat_states(plan, plan.at_rest())
+    muons = plan.framework.strategy_as(ZeroStrategy).orthogonalizes
+    return _shared_out(plan.at_rest(), states_beside(plan)) if muons else _with_flat_states(plan, plan.at_rest())
 
 
 def partition_padding(plan: Plan, components: Mapping[str, AtRestBytes], *, exact: bool) -> tuple[int, int]:
@@ -82,7 +89,11 @@ def _with_flat_states(plan: Plan, components: dict[str, AtRestBytes]) -> dict[st
     moments = plan.framework.strategy_as(ZeroStrategy).moments
     if moments is None:
         return components
-    more = sum(beside_tensors_of(plan, moments, updated_parts(plan)).values())
+    return _shared_out(components, beside_tensors_of(plan, moments, updated_parts(plan)))
+
+
+def _shared_out(components: dict[str, AtRestBytes], beside: Mapping[str, int]) -> dict[str, AtRestBytes]:
+    more = sum(beside.values())
     trained = max(1, sum(one.num_trainable_params for one in components.values()))
     return {name: replace(one, optimizer_bytes=one.optimizer_bytes + more * one.num_trainable_params // trained)
             for name, one in components.items()}

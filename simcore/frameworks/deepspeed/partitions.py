@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from simcore.frameworks.deepspeed.experts.groups import Group, parameter_groups
 from simcore.frameworks.deepspeed.states.low_bit import sub_groups
 from simcore.frameworks.deepspeed.strategy import ZeroStrategy
+from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.placement.plan import AtRestBytes, Plan
+from simcore.placement.strategy import EXACT_RANKS
 from simcore.units import dtype_bytes
 
-__all__ = ["aligned", "exact_in_parts", "flat_padding", "gradient_elements", "groups_of", "largest_trained",
-           "most_gradients", "of_copies", "places", "shards_of", "touching", "trained_of",
-           "updated_parts"]
+__all__ = ["aligned", "exact_in_parts", "flat_padding", "gradient_elements", "groups_of", "held_elements",
+           "largest_piece", "largest_trained", "most_gradients", "of_copies", "places", "shards_of", "states_beside",
+           "touching", "trained_of", "updated_parts", "updated_shapes"]
 
 
 def trained_of(plan: Plan, layer: int) -> list[tuple[int, int]]:
@@ -128,6 +132,23 @@ def gradient_elements(plan: Plan, *, exact: bool = False) -> int:
                for group in groups_of(plan))
 
 
+def largest_piece(plan: Plan, group: Group) -> int:
+    """Returns the elements of the largest piece of a parameter in the rank's part of a group; 0 if it has none."""
+    low, high = group.own(group.at)
+    return max((min(end, high) - max(start, low) for start, end in _every(plan, group)), default=0)
+
+
+def held_elements(plan: Plan, group: Group, of_none: int) -> int:
+    """Returns the elements of all parameters of a group that have one in the rank's part; `of_none` if there is none.
+
+    Of the rank with the most if not every rank is simulated by itself.
+    """
+    strategy = plan.framework.strategy_as(ZeroStrategy)
+    if strategy.step_varies_by_rank and plan.mesh.size <= EXACT_RANKS:
+        return sum(_touching(plan, group, group.at)) or of_none
+    return most_gradients(plan, group)
+
+
 def most_gradients(plan: Plan, group: Group) -> int:
     """Returns the elements of the averaged gradients of the rank that has the most of a group."""
     part = group.part
@@ -142,10 +163,12 @@ def most_gradients(plan: Plan, group: Group) -> int:
 def exact_in_parts(plan: Plan) -> dict[str, AtRestBytes]:
     """Returns this rank's bytes at rest by component of the model, under ZeRO-1 and 2.
 
-    Gradients and states are those of the elements in its own partition. Tensors are in the order of registration, as
+    Gradients and states are those of the elements in its own partition, momenta of Muon those of whole matrices.
+    Tensors are in the order of registration, as
     one parameter group (`bit16_groups_flat`).
     """
     totals, where = dict[str, AtRestBytes](), places(plan)
+    matrix_states = OPTIMIZERS[plan.framework.optimizer.name].matrix_states
     own = {entry[:2]: group.own(group.at) for group in groups_of(plan) for entry in group.entries}
     owned = ((layer, number, placed) for layer in plan.layers for number, placed in enumerate(plan.of_layer(layer))
              if placed.spec.is_owned)
@@ -153,10 +176,46 @@ def exact_in_parts(plan: Plan) -> dict[str, AtRestBytes]:
         start, end = where.get((layer, number), (0, 0))
         low, high = own.get((layer, number), (0, 0))
         numel, inside = end - start, max(0, min(end, high) - max(start, low))
-        states = sum(dtype_bytes(layout.dtype) for _,
-                     layout in placed.policy.optimizer_states if layout.space == "device")
+        states = sum(dtype_bytes(layout.dtype) * (numel * (inside > 0) if name in matrix_states else inside)
+                     for name, layout in placed.policy.optimizer_states if layout.space == "device")
         component, here = placed.spec.component, placed.policy.grad.space == "device"
         grads = here * inside * dtype_bytes(placed.policy.grad.dtype)
         totals[component] = totals.get(component, AtRestBytes()) + AtRestBytes(
-            placed.rest_bytes, grads, inside * states, placed.local, numel)
+            placed.rest_bytes, grads, states, placed.local, numel)
     return totals
+
+
+# ---- Muon: [Note: Muon under ZeRO] in `states/muon.py` --------------------------------------------------------------
+def states_beside(plan: Plan) -> dict[str, int]:
+    """Returns the bytes of flat states, by name, beyond those that the rank's tensors count: [Note: Muon under ZeRO].
+
+    Momenta are of whole matrices; masters and moments have their group's alignment.
+    """
+    counted = dict[str, int]()
+    for kind, count in plan.kind_counts:
+        for name, size in plan.kinds[kind].state_bytes.items():
+            counted[name] = counted.get(name, 0) + count * size
+    kept, size = OPTIMIZERS["muon"], dtype_bytes(plan.framework.compute_dtype)
+    found = dict.fromkeys(counted, 0)
+    for group in groups_of(plan):
+        for name in ("master_param", *(() if group.is_matrices else kept.states)):
+            found[name] += 4 * group.part
+        for name in kept.matrix_states if group.is_matrices else ():
+            found[name] += size * held_elements(plan, group, of_none=0)
+    return {name: found[name] - counted[name] for name in found}
+
+
+def updated_shapes(plan: Plan, group: Group) -> list[tuple[int, int, int]]:
+    """Returns (matrices, the smaller, the larger side) of each parameter of the group that the rank updates.
+
+    Those with an element in its part.
+    """
+    low, high = group.own(group.at)
+    found, shapes = places(plan), []
+    for layer, number, _ in group.entries:
+        placed = plan.of_layer(layer)[number]
+        *many, rows, columns = placed.used_shape
+        for start, end in of_copies(plan, (layer, number), found[layer, number]):
+            if start < high and end > low:
+                shapes.append((math.prod(many), min(rows, columns), max(rows, columns)))
+    return shapes

@@ -11,16 +11,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 from simcore.frameworks.common.optimizer_memory import post_rest, rest_postings
 from simcore.frameworks.deepspeed.zero3_hooks import Zero3Hooks
+from simcore.placement.job import Job
 from simcore.placement.plan import Placed, PlacedKind, Plan
 from simcore.program.builder import Builder
 from simcore.program.outline import Tables
+from simcore.recording.layer import FUSED_PAIRS, REFERENCED, UNPAIRED
 
-__all__ = ["Zero3PairHooks", "as_reference", "zero3_hooks"]
+__all__ = ["Zero3PairHooks", "as_reference", "check_pairs", "zero3_hooks"]
 
 _REFERENCE = "reference"
+
+
+def check_pairs(job: Job, options: dict[str, Any], *, params_on_host: bool) -> None:
+    """Refuses losses of preferences that ZeRO-3 is not modelled with: raises NotYet. `options`: of the framework."""
+    training, at = job.scenario.training, "training.loss"
+    if training.loss in FUSED_PAIRS:
+        raise job.not_yet(at, f"{training.loss} under zero3, which gathers the head apart (TRL 1.16.0 trainer/utils.py "
+                          "maybe_gather_lm_head_ctx)")
+    if training.loss in UNPAIRED:
+        raise job.not_yet(at, f"{training.loss} under zero3, whose engine passes twice in a step")
+    if training.loss in REFERENCED and training.method != "full":
+        raise job.not_yet(at, f"{training.loss} with adapters under zero3, whose engine passes twice in a step")
+    if training.loss in REFERENCED and (params_on_host or options.get("zero_hpz_partition_size")):
+        raise job.not_yet(at, f"{training.loss} under zero3 with parameters on the host or their second parts")
 
 
 def _has_reference(plan: Plan) -> bool:

@@ -8,6 +8,7 @@ from functools import lru_cache
 from simcore.frameworks.common.qlora import is_packed
 from simcore.frameworks.deepspeed.split.matrices import cut_of
 from simcore.frameworks.deepspeed.states.low_bit import StateForm
+from simcore.frameworks.deepspeed.states.muon import is_muons
 from simcore.frameworks.deepspeed.strategy import PERSISTENT
 from simcore.models.tensor import TensorSpec
 from simcore.placement.framework import Matches, Rule, TensorPolicy, UpdateTime
@@ -27,6 +28,7 @@ class Choice:
     pinned memory is in flat buffers, which `simcore/frameworks/deepspeed/offload_buffers.py` counts. `packed`: format
     of packed weights, or None.
     `apart`: gradients have no bucket. `tp`: ranks that share matrices; `cuts`: every way in which they cut one.
+    `of_matrices`: states of matrices in place of `kept`, if Muon updates them.
     """
 
     stage: int
@@ -39,6 +41,7 @@ class Choice:
     apart: bool
     tp: int
     cuts: tuple[Placements, ...]
+    of_matrices: tuple[StateForm, ...] = ()
 
 
 @lru_cache(maxsize=64)
@@ -55,6 +58,8 @@ def rules_of(choice: Choice) -> tuple[Rule, ...]:
         rules += [Rule(lambda t: is_packed(t) and choice.stage == 3 and packed.rows(t.numel) <= choice.threshold,
                        _in_bits(PERSISTENT, choice, packed)),
                   Rule(is_packed, _in_bits("packed", choice, packed))]
+    if choice.of_matrices:
+        rules.append(Rule(is_muons, _policy("partitioned, Muon's", replace(choice, kept=choice.of_matrices))))
     for cut in (*choice.cuts, ()):
         rules += [Rule(_small(choice, cut), _policy(PERSISTENT, choice, cut)),
                   Rule(lies_like(cut), _policy("partitioned, tp" if cut else "partitioned", choice, cut))]

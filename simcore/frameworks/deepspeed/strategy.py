@@ -84,6 +84,7 @@ class ZeroStrategy(ParallelStrategy):
     stage3_max_reuse_distance; `sub_group`: sub_group_size; `secondary`: zero_hpz_partition_size or 0; `swap_buffers`:
     number of buffers for states on NVMe, 0 without it: [Note: ZeRO-3 and NVMe] in `simcore/hardware/nvme.py`.
     `moments`: layout of a state of a flat part, None for fp32: `simcore/frameworks/deepspeed/states/low_bit.py`.
+    `orthogonalizes`: matrices are Muon's: [Note: Muon under ZeRO] in `simcore/frameworks/deepspeed/states/muon.py`.
     """
 
     stage: int
@@ -104,6 +105,7 @@ class ZeroStrategy(ParallelStrategy):
     swap_buffers: int = 0
     reduce_dtype: str = ""
     moments: TensorLayout | None = None
+    orthogonalizes: bool = False
 
     @property
     def holds_whole_parameters(self) -> bool:
@@ -114,9 +116,10 @@ class ZeroStrategy(ParallelStrategy):
     def step_varies_by_rank(self) -> bool:
         """True if a step depends on which tensors have elements in a rank's partition, and on how many.
 
-        Gradients of those are kept without `contiguous_gradients`, and copied to the host one by one.
+        Gradients of those are kept without `contiguous_gradients`, and copied to the host one by one; Muon updates
+        matrices whole.
         """
-        return self.stage < 3 and (self.is_apart or self.states_on_host)
+        return self.stage < 3 and (self.is_apart or self.states_on_host or self.orthogonalizes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, packed_of
 from simcore.frameworks.common.torch import all_or_no_checkpoint, check_named_adapters, torch_optimizer
 from simcore.frameworks.deepspeed.experts import layers as experts
 from simcore.frameworks.deepspeed.modules.tower_order import check_tower
+from simcore.frameworks.deepspeed.reference import check_pairs
 from simcore.frameworks.deepspeed.rules import Choice, rules_of
 from simcore.frameworks.deepspeed.split.matrices import AS_WHOLE, check_matrices, cuts_of
 from simcore.frameworks.deepspeed.split.sequences import (
@@ -31,6 +32,7 @@ from simcore.frameworks.deepspeed.split.sequences import (
     shared_format,
 )
 from simcore.frameworks.deepspeed.states.low_bit import check_states, flat_layout, own_optimizer, state_forms
+from simcore.frameworks.deepspeed.states.muon import ASSUMED, momentum_of, muon_optimizer, uses_muon
 from simcore.frameworks.deepspeed.strategy import ZeroStrategy
 from simcore.frameworks.preference import check_preference
 from simcore.inputs.optimizers import OPTIMIZERS
@@ -39,7 +41,7 @@ from simcore.operators.shared.wide_losses import POLICY
 from simcore.placement.capabilities import ONE_STAGE, Capabilities
 from simcore.placement.framework import Framework, Optimizer, Rule
 from simcore.placement.job import Draft, Job, topology_of, value_problem
-from simcore.recording.layer import FUSED_PAIRS, KEPT_ALONE, PREFERENCE, REFERENCED, UNPAIRED
+from simcore.recording.layer import KEPT_ALONE, PREFERENCE
 from simcore.recording.number_formats import PackedWeights
 
 __all__ = ["IN_COMPUTE", "LOSSES", "VERSIONS", "options_of_stage", "packed_weights", "zero_table"]
@@ -118,7 +120,8 @@ def _rules(job: Draft, options: dict[str, Any], strategy: ZeroStrategy, threshol
     kept = state_forms(job, strategy.moments)
     return experts.with_experts(job, rules_of(Choice(
         strategy.stage, strategy.axis, job.compute, threshold, kept, _spaces(strategy),
-        packed_weights(job, options), strategy.is_apart, job.mesh.tp, cuts_of(job.graph) if job.mesh.tp > 1 else ())))
+        packed_weights(job, options), strategy.is_apart, job.mesh.tp, cuts_of(job.graph) if job.mesh.tp > 1 else (),
+        momentum_of(job.compute) if strategy.orthogonalizes else ())))
 
 
 def zero_table(job: Draft, stage: int) -> Framework:
@@ -159,7 +162,7 @@ def zero_table(job: Draft, stage: int) -> Framework:
         assumptions=(_OVERLAPPED, *experts.assumptions(job), *_of_host(strategy),
                      *(_fetched_by_layer(packed_weights(job, options)) if stage == 3 else ()),
                      *((AS_WHOLE,) if stage == 3 and job.mesh.tp > 1 else ()),
-                     *((_ALIKE,) if strategy.step_varies_by_rank else ())),
+                     *((_ALIKE,) * strategy.step_varies_by_rank), *(ASSUMED * strategy.orthogonalizes)),
     )
 
 
@@ -180,23 +183,9 @@ def _check(job: Draft, options: dict[str, Any], stage: int) -> None:
     job.one_of("training.loss", job.scenario.training.loss, LOSSES)
     check_preference(job, options, second=True)
     if stage == 3:
-        _check_pairs(job, options)
+        check_pairs(job, options, params_on_host=_part(job, "params"))
     if stage > 1:
         check_tower(job, stage, options)
-
-
-def _check_pairs(job: Draft, options: dict[str, Any]) -> None:
-    """Refuses losses of preferences that ZeRO-3 is not modelled with."""
-    training, at = job.scenario.training, "training.loss"
-    if training.loss in FUSED_PAIRS:
-        raise job.not_yet(at, f"{training.loss} under zero3, which gathers the head apart (TRL 1.16.0 trainer/utils.py "
-                          "maybe_gather_lm_head_ctx)")
-    if training.loss in UNPAIRED:
-        raise job.not_yet(at, f"{training.loss} under zero3, whose engine passes twice in a step")
-    if training.loss in REFERENCED and training.method != "full":
-        raise job.not_yet(at, f"{training.loss} with adapters under zero3, whose engine passes twice in a step")
-    if training.loss in REFERENCED and (_part(job, "params") or options.get("zero_hpz_partition_size")):
-        raise job.not_yet(at, f"{training.loss} under zero3 with parameters on the host or their second parts")
 
 
 def packed_weights(job: Draft, options: dict[str, Any]) -> PackedWeights | None:
@@ -227,13 +216,13 @@ def _strategy(job: Draft, options: dict[str, Any], stage: int) -> ZeroStrategy:
         apart = apart and not states
         turns = job.flag(options, "round_robin_gradients", f"{CONFIG} round_robin_gradients", default=False)
         return ZeroStrategy(stage, axis, bucket, 1 + overlapped, 0, 0, 0, 0, *away, round_robin=turns, is_apart=apart,
-                            reduce_dtype=reduced)
+                            reduce_dtype=reduced, orthogonalizes=uses_muon(job))
     return ZeroStrategy(stage, axis, bucket, 1, _size(job, options, "stage3_prefetch_bucket_size", 50_000_000),
                 _size(job, options, "stage3_max_live_parameters", 1_000_000_000),
                 _size(job, options, "stage3_max_reuse_distance", 1_000_000_000),
                 _size(job, options, "sub_group_size", 1_000_000_000), *away,
                 secondary=_secondary(job, options), is_apart=apart, swap_buffers=swap,
-                reduce_dtype=reduced)
+                reduce_dtype=reduced, orthogonalizes=uses_muon(job))
 
 
 def _check_shards(job: Job, stage: int) -> None:
@@ -342,6 +331,10 @@ def _optimizer(job: Draft, strategy: ZeroStrategy) -> Optimizer:
     DeepSpeed takes torch's where its own configuration asks for it (`torch_adam`), or zero_force_ds_cpu_optimizer is
     off.
     """
+    if strategy.orthogonalizes:
+        apart, turns = strategy.is_apart, strategy.round_robin
+        return muon_optimizer(job, strategy.stage, on_host=strategy.states_on_host, refused=(
+            *["contiguous_gradients: false"] * apart, *["round_robin_gradients: true"] * turns))
     if not strategy.states_on_host:
         return own_optimizer(job) or torch_optimizer(
             job, "transformers 5.23 training_args.py: adamw_torch_fused from torch 2.8 on", "fused", plain=True)

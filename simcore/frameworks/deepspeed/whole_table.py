@@ -118,6 +118,10 @@ def _strategy(job: Draft, options: dict[str, Any]) -> WholeStrategy:
 
 def _optimizer(job: Draft, strategy: WholeStrategy) -> Optimizer:
     optimizer, own = job.scenario.training.optimizer, job.scenario.framework_options.get(_OWN) is False
+    if optimizer.name == "muon":
+        raise job.illegal("training.optimizer.name", "muon under zero0: ZeRO's own stages make its updates; without "
+                          "them matrices take plain steps along their gradients",
+                          "deepspeed 0.19.6 runtime/zero/muon/muon_optimizer.py step")
     if own and not OPTIMIZERS[optimizer.name].is_adam:
         raise job.illegal(f"framework_options.{_OWN}", f"false with {optimizer.name}, which is no Adam",
                           f"{ENGINE} _configure_basic_optimizer")

@@ -8,17 +8,22 @@ from functools import partial
 from simcore.frameworks.common.cpu_optimizer import copied, updated_on_host
 from simcore.frameworks.common.optimizer_memory import post_rest, rest_postings, step_temporaries
 from simcore.frameworks.deepspeed.experts.groups import Group
+from simcore.frameworks.deepspeed.gradients.orthogonal import OrthogonalUpdates
 from simcore.frameworks.deepspeed.gradients.uncontiguous import UnbucketedGradients
 from simcore.frameworks.deepspeed.modules.order import readiness
 from simcore.frameworks.deepspeed.partitions import (
     flat_padding,
     groups_of,
+    held_elements,
+    largest_piece,
     largest_trained,
     most_gradients,
     of_copies,
     places,
+    states_beside,
     trained_of,
     updated_parts,
+    updated_shapes,
 )
 from simcore.frameworks.deepspeed.states.low_bit import beside_tensors_of
 from simcore.frameworks.deepspeed.strategy import ZeroStrategy
@@ -52,9 +57,12 @@ class Zero12Hooks(UnrepeatedHooks):
         self.wire = self.strategy.reduce_dtype or plan.framework.compute_dtype
         self.first = plan.layers[0]
         self.groups = groups_of(plan)
-        self.kept = [self.size * most_gradients(plan, group) for group in self.groups]
+        self.kept = [self.size * (held_elements(plan, group, group.part) if self.strategy.orthogonalizes else
+                                  most_gradients(plan, group)) for group in self.groups]
         self.group_of = {entry[:2]: number for number, group in enumerate(self.groups) for entry in group.entries}
         self.apart = UnbucketedGradients(builder, self._is_mine, behind=self.strategy.num_buffers > 1)
+        self.updates = [OrthogonalUpdates(plan, one.part, updated_shapes(plan, one), tables, builder)
+                        for one in self.groups if one.is_matrices]
         self.in_bucket: list[tuple[int, int]] = []
         self.larger: list[tuple[int, int]] = []
         self.places = places(plan)
@@ -84,6 +92,8 @@ class Zero12Hooks(UnrepeatedHooks):
             self._alloc(f"flat_partition.{name}", "main_param" if name == "master_param" else "opt_state", num_bytes)
 
     def _beside(self) -> dict[str, int]:
+        if self.strategy.orthogonalizes:
+            return states_beside(self.plan)
         return beside_tensors_of(self.plan, self.strategy.moments, updated_parts(self.plan))
 
     def _alloc(self, name: str, category: str, num_bytes: int) -> None:
@@ -129,7 +139,8 @@ class Zero12Hooks(UnrepeatedHooks):
 
         One that is larger than the bucket stays where it is until it is reduced.
         """
-        ordered = sorted(self.apart.fresh, key=lambda key: (self.group_of[key], key))
+        ordered = sorted(self.apart.fresh, key=lambda key: (
+            self.group_of[key], self.places[key] if self.updates else key))
         for key in ordered if self.strategy.stage == 1 or not self.strategy.is_apart else ():
             self._put(key)
             if self.filled > self.strategy.bucket:
@@ -244,13 +255,15 @@ class Zero12Hooks(UnrepeatedHooks):
         self.out.wait(self.first, REDUCE_HANDLE)
         if self.strategy.is_apart:
             self.apart.end_microbatch()
-        if self.has_bucket:
-            self.out.free(self.first, self.slots["ipg_bucket"], self._bucket_bytes())
+        for updates in self.updates if self.is_last else ():
+            updates.make()
         if self.parts > 1:
             kept = sum(self.kept)
             self.out.compute(Kernel.ELEMENTWISE, kept // self.size, 3 * kept)
             self.out.free(self.first, self.slots["grads_in_partition"], kept)
             self.parts = 1
+        if self.has_bucket:
+            self.out.free(self.first, self.slots["ipg_bucket"], self._bucket_bytes())
         self.has_bucket = self.has_part = False
 
     def optimize(self) -> None:
@@ -262,10 +275,14 @@ class Zero12Hooks(UnrepeatedHooks):
         """
         begin, end, step_end = self.marks
         self.out.mark(begin)
-        looked_at = LOOKED_AT * max(min(self._largest(group), group.part) for group in self.groups)
+        looked_at = LOOKED_AT * max(self._largest(group) for group in self.groups)
         for group in self.groups:
             kept = sum(self.kept) * (group is self.groups[-1])  # one storage for all groups
-            if self.strategy.states_on_host:
+            if group.is_matrices:
+                self.updates[0].step(looked_at)
+                looked_at = 0
+                self._drop_part(kept)
+            elif self.strategy.states_on_host:
                 updated_on_host(self.plan, group.part, self.out)
                 self._copied("to_device", self.dtype, self.size * group.part)
             else:
@@ -280,9 +297,11 @@ class Zero12Hooks(UnrepeatedHooks):
         self.out.mark(step_end)
 
     def _largest(self, group: Group) -> int:
-        """Elements of the largest parameter of a group."""
+        """Elements of the largest piece of a parameter of a group: of any rank, with Muon of this one."""
+        if self.updates:
+            return largest_piece(self.plan, group)
         placed = (self.plan.of_layer(layer)[number] for layer, number, _ in group.entries)
-        return max((one.used // one.used_copies for one in placed), default=0)
+        return min(max((one.used // one.used_copies for one in placed), default=0), group.part)
 
     def _drop_part(self, kept: int) -> None:
         """Frees `kept` bytes of averaged gradients when their fp32 copy exists."""

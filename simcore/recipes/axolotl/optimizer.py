@@ -9,6 +9,7 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.deepspeed import write_optimizer
 from simcore.recipes.huggingface.low_rank.trainer import LOW_RANK, read_low_rank
 from simcore.recipes.huggingface.optimizers import OPTIMIZERS, SOURCE, check_decay, read_clipping, write_wide_states
+from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader
 
 __all__ = ["read_optimizer"]
@@ -35,7 +36,10 @@ def read_optimizer(reader: Reader, draft: Draft, sharding: Sharding) -> None:
         read_low_rank(reader, draft, named)
         return
     draft.idle(reader.matching("optim_target_modules"), "read by GaLore and APOLLO alone")
-    if zero is not None and zero.has_optimizer:
+    if named is not None and named.value == "muon" and (rule := _refusal_of_muon(sharding)):
+        draft.use(named)
+        draft.fail(named.where, f"{rule} (axolotl 0.19.0 utils/schemas/validation.py check_muon_deepspeed_fsdp)")
+    elif zero is not None and zero.has_optimizer:
         draft.idle(named, "DeepSpeed's configuration names an optimizer")
     elif zero is not None and (named is None or named.value in OPTIMIZERS):
         write_optimizer(draft, zero, named, "axolotl 067b021c", "utils/schemas/training.py optimizer")
@@ -52,3 +56,12 @@ def read_optimizer(reader: Reader, draft: Draft, sharding: Sharding) -> None:
     else:
         draft.refuse(named, f"the optimizer {named.value}")
     draft.idle(reader.matching("optim_args", "optim_args.*"), "numbers of the update")
+
+
+def _refusal_of_muon(sharding: Sharding) -> str:
+    """Words of axolotl's schema against its Muon, "" where it runs."""
+    if sharding.zero is not None:
+        return "Muon optimizer is currently incompatible with DeepSpeed"
+    if sharding.shards is Shards.FLAT:
+        return "Muon optimizer is only compatible with FSDP2. Set fsdp_version: 2 to use Muon with FSDP."
+    return ""

@@ -17,6 +17,7 @@ from simcore.recipes.huggingface.deepspeed_keys import (
     check_fields,
     of_matrices,
     read_experts,
+    read_numbers,
     read_unread,
     refuse_blocks,
     switches,
@@ -46,7 +47,7 @@ _SHARES: Final = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps
 _DEVICES: Final = {"cpu": "host", "nvme": "nvme"}
 _FORMATS: Final = "transformers 5.23.0 integrations/deepspeed.py trainer_config_process"
 _ENGINE: Final = "runtime/engine.py _configure_basic_optimizer"
-_OPTIMIZERS: Final = {"adamw": "adamw", "adam": "adamw", "lion": "lion", "adagrad": "adagrad"}
+_OPTIMIZERS: Final = {"adamw": "adamw", "adam": "adamw", "lion": "lion", "adagrad": "adagrad", "muon": "muon"}
 """DeepSpeed's Adam decouples weight decay unless `adam_w_mode` is off (`ops/adam/fused_adam.py`)."""
 
 
@@ -254,7 +255,7 @@ def _read_optimizer(reader: Reader, draft: Draft, at: str, *, whole: bool) -> bo
     """True if the configuration names DeepSpeed's own optimizer, which then takes the place of the trainer's."""
     kind = reader.text(f"{at}type")
     plain, torchs = reader.flag(f"{at}params.adam_w_mode"), reader.flag(f"{at}params.torch_adam")
-    draft.idle(reader.matching(f"{at}params.*"), "numbers of the update")
+    read_numbers(reader, draft, at, kind)
     legacy = reader.flag(f"{at}legacy_fusion")
     if whole and legacy is not None and legacy.value:
         draft.use(legacy)

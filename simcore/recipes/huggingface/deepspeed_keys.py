@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from simcore.recipes.draft import Draft
-from simcore.recipes.reader import Reader
+from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, On, Row, Says, Unmodelled, read_rows
 
-__all__ = ["FIELDS", "ZERO_FIELDS", "check_fields", "of_matrices", "read_experts", "read_unread", "refuse_blocks",
-           "switches", "without_effect"]
+__all__ = ["FIELDS", "ZERO_FIELDS", "check_fields", "of_matrices", "read_experts", "read_numbers", "read_unread",
+           "refuse_blocks", "switches", "without_effect"]
 
 FIELDS: Final[Mapping[str, str]] = {
     "bf16": "enabled immediate_grad_update check_grad_overflow bf16_master_weights_and_grads bf16_optimizer_states",
@@ -110,6 +110,20 @@ def refuse_blocks(reader: Reader, draft: Draft, at: str, zero: str) -> None:
         if found := reader.matching(name, f"{name}.*"):
             draft.refuse(found[0], what)
             draft.idle(found[1:], "details of what is refused")
+
+
+def read_numbers(reader: Reader, draft: Draft, at: str, kind: Taken[str] | None) -> None:
+    """Lists numbers of the update; refuses a way to make Muon's matrices orthogonal that is not modelled.
+
+    `at`: prefix of the block of the optimizer; `kind`: its type, or None. Rule: deepspeed 0.19.6
+    `runtime/zero/muon/original_muon.py`, NS_METHODS.
+    """
+    method = reader.text(f"{at}params.ns_method") if kind and kind.value.lower() == "muon" else None
+    if method is not None and method.value != "gram":
+        draft.refuse(method, f"Newton-Schulz steps by {method.value} (served: gram)")
+    else:
+        draft.idle(method, "the default")
+    draft.idle(reader.matching(f"{at}params.*"), "numbers of the update")
 
 
 def read_experts(reader: Reader, draft: Draft, at: str, *, is_alone: bool, has_optimizer: bool) -> None:
@@ -233,7 +247,7 @@ def without_effect(at: str, zero: str) -> list[Row]:
         Idle((f"{at}zero_allow_untested_optimizer", f"{at}zero_force_ds_cpu_optimizer"), "which optimizers it "
              "takes for states on the device"),
         Idle((f"{at}activation_checkpointing.*",), "DeepSpeed's own checkpoints, which no model of transformers calls"),
-        Idle((f"{zero}save_muon_momentum_buffer_in_memory",), "about Muon, which is refused by the optimizer's name"),
+        Idle((f"{zero}save_muon_momentum_buffer_in_memory",), "of Muon's states on NVMe, which are refused"),
         Idle((f"{at}dataloader_drop_last", f"{at}log_level", f"{at}vocabulary_size"), "data, logging, warnings"),
         Idle((f"{at}pipeline.*",), "of PipelineModule, which no model of transformers is"),
         Idle((f"{at}aio.*", f"{at}compile.*", f"{at}autotuning.*", f"{at}amp.*", f"{at}torch_autocast.*",

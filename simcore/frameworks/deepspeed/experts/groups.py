@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 from typing import Final
 
 from simcore.frameworks.deepspeed.experts.layers import EXPERTS_AXIS, axis_of
+from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.placement.plan import Plan
 
 __all__ = ["Group", "parameter_groups"]
@@ -29,7 +30,7 @@ class Group:
 
     `axis`: the mesh axis of those ranks, `ranks` their number, `at` this rank's coordinate. `start`: first element of
     the buffer if all buffers lay end to end. `entries`: (layer number of the whole model, index in the layer, elements)
-    of each parameter, in order.
+    of each parameter, in order. `is_matrices`: Muon updates all of them.
     """
 
     axis: str
@@ -37,6 +38,7 @@ class Group:
     at: int
     start: int
     entries: tuple[tuple[int, int, int], ...]
+    is_matrices: bool = False
 
     @cached_property
     def elements(self) -> int:
@@ -77,13 +79,29 @@ def parameter_groups(plan: Plan, dense_axis: str, *, round_robin: bool) -> tuple
     experts = [one for one in every if _is_experts(plan, one)]
     dense = [one for one in every if not _is_experts(plan, one)] if experts else every
     ranks = plan.mesh.axis(dense_axis).size if round_robin else 1
-    turned = [entry for rank in range(ranks) for entry in dense[rank::ranks]]
     found: list[Group] = []
-    for axis, entries in ((dense_axis, turned), *((EXPERTS_AXIS, one) for one in _split(experts))):
+    for axis, entries, is_matrices in (*((dense_axis, *one) for one in _matrices_first(plan, dense)),
+                                       *((EXPERTS_AXIS, one, False) for one in _split(experts))):
         one = plan.mesh.axis(axis)
         start = found[-1].start + found[-1].aligned if found else 0
-        found.append(Group(axis, one.size, one.coordinate(plan.rank), start, tuple(entries)))
+        turned = [e for rank in range(ranks) for e in entries[rank::ranks]] if axis == dense_axis else entries
+        found.append(Group(axis, one.size, one.coordinate(plan.rank), start, tuple(turned), is_matrices))
     return tuple(found)
+
+
+def _matrices_first(plan: Plan, entries: list[tuple[int, int, int]]) -> list[tuple[list[tuple[int, int, int]], bool]]:
+    """(parameters, are they Muon's): one group, or Muon's by their shapes, largest first, and then all others.
+
+    0.19.6 `runtime/zero/muon/original_muon.py`, MuonWithAuxAdam: sorted by `x.size()`, in reverse.
+    """
+    states = OPTIMIZERS[plan.framework.optimizer.name].matrix_states
+    if not states:
+        return [(entries, False)]
+    muons = {one: any(name in states for name, _ in plan.of_layer(one[0])[one[1]].policy.optimizer_states)
+             for one in entries}
+    by_shape = sorted(entries, key=lambda one: plan.of_layer(one[0])[one[1]].used_shape, reverse=True)
+    split = [([one for one in by_shape if muons[one]], True), ([one for one in entries if not muons[one]], False)]
+    return [one for one in split if one[0]]
 
 
 def _is_experts(plan: Plan, entry: tuple[int, int, int]) -> bool:
