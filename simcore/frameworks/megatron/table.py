@@ -27,6 +27,7 @@ from simcore.frameworks.megatron.checks import (
 )
 from simcore.frameworks.megatron.experts.kernels import check_fuser, check_shared_overlap
 from simcore.frameworks.megatron.families.exaone import check_exaone
+from simcore.frameworks.megatron.families.glm5 import check_chosen
 from simcore.frameworks.megatron.fp8 import Fp8, check_shapes, fp8_of, narrow_layers, quantized, with_format
 from simcore.frameworks.megatron.fp8_notes import assumptions as fp8_assumptions
 from simcore.frameworks.megatron.layerwise_optimizer import assumptions as muon_assumptions
@@ -95,6 +96,7 @@ def table_of(job: Draft, options: dict[str, object], *, sends_apart: bool = Fals
     check(job, sequence_parallel=sequence_parallel)
     check_overlap(job, options, sequence_parallel=sequence_parallel)
     check_exaone(job, chunks=made_schedule.num_chunks)
+    check_chosen(job, options, made_stages, sequence_parallel=sequence_parallel)
     check_attention(job, options)
     check_shared_overlap(job, options)
     training, made, fp8 = job.scenario.training, formats(job, options, sends_apart=sends_apart), fp8_of(job, options)

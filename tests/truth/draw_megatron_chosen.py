@@ -1,0 +1,77 @@
+"""Draws layouts of GLM-5, whose attention sees the keys that an indexer has chosen, under Megatron's main.
+
+The cases of placement/drawn-megatron-chosen-main-2026-08-22.json:
+
+    python tests/truth/draw_megatron_chosen.py [--seed 1] [--count 56] > cases.jsonl
+    PYTHONPATH=MEGATRON:BRIDGE/src python tests/truth/draw_megatron_chosen.py --measure      # writes the file
+
+MEGATRON, BRIDGE: Megatron-LM d98e8a64 and Megatron-Bridge 067f987d. Layers of GLM-5.2 take the keys of an earlier one;
+where a stage begins with such a layer upstream stops. Tokens go by an all-to-all.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+from draw_megatron import EXCLUDED, LATENT_TARGETS, SPARSE_TARGETS, TARGETS, layout, stages, stored_otherwise
+from drawing import Case, chosen, main, maybe, numbered
+
+STORED = Path(__file__).parent / "placement" / "drawn-megatron-chosen-main-2026-08-22.json"
+SEED, COUNT = 804417, 56
+V4: Case = {"name": "v4", "world": 1, "rank": 0, "preset": "deepseek-v4-flash", "fields": {
+    "rope_theta": 10000, "rope_scaling": {"rope_type": "yarn", "factor": 16, "original_max_position_embeddings": 65536,
+                                          "rope_theta": 10000}}}
+OF_INDEXERS = (["*indexer.linear_wk"], ["*indexer*"], ["linear_wq_b", "linear_weights_proj", "linear_proj"],
+               ["*kv_layernorm"])
+
+
+def small(rng: random.Random, count: int) -> dict[str, Any]:
+    """Fields of a small GLM-5 or GLM-5.2 with `count` layers."""
+    fields: dict[str, Any] = {
+        "hidden_size": rng.choice((96, 128, 256)), "num_hidden_layers": count,
+        "vocab_size": chosen(rng, (512, 3), (1024, 3), (1536, 2), (1003, 0.5)),
+        "intermediate_size": rng.choice((176, 240, 344, 352)), "num_attention_heads": 8, "num_key_value_heads": 8,
+        "q_lora_rank": rng.choice((48, 96)), "kv_lora_rank": rng.choice((40, 64)), "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8, "v_head_dim": rng.choice((16, 24)),
+        "index_n_heads": rng.choice((2, 3, 4)), "index_head_dim": rng.choice((16, 32)), "index_topk": 16,
+        "n_routed_experts": rng.choice((4, 6, 8, 8)), "num_experts_per_tok": 2,
+        "moe_intermediate_size": rng.choice((48, 64, 72)), "n_shared_experts": rng.choice((1, 1, 2)),
+        "first_k_dense_replace": rng.choice((0, 1, 1, 2)),
+        "index_topk_freq": chosen(rng, (1, 5), (2, 3), (3, 1), (4, 2)),
+        "index_skip_topk_offset": chosen(rng, (0, 1), (1, 2), (2, 2), (3, 2)),
+        "tie_word_embeddings": rng.random() < 0.1}
+    maybe(rng, fields, 0.45, mtp_num_layers=rng.choice((1, 1, 1, 2)))
+    return fields
+
+
+def one(rng: random.Random) -> Case:
+    """A full-size preset, or a small model whose layers suit the pipeline."""
+    case = layout(rng, sparse=True)
+    count, cut = stages(rng, case, hybrid=False)
+    if rng.random() < 0.15 and case.get("ep", 1) * case.get("pp", 1) >= 8:  # fewer have too many buckets for a probe
+        case |= {"preset": rng.choice(("glm-5", "glm-5.2"))}
+    else:
+        case |= {"preset": "glm-5", "fields": small(rng, count), **cut}
+        if "layout" in case:
+            case["layout"] = case["layout"].replace("L", "m" * case["fields"].get("mtp_num_layers", 0) + "L")
+    if rng.random() < 0.4:
+        case["lora"] = rng.choice((4, 4, 8, 16, 6))
+        draw = rng.random()
+        if draw < 0.65:
+            case["target_modules"] = rng.choice((*TARGETS, *SPARSE_TARGETS, *LATENT_TARGETS, *OF_INDEXERS))
+        elif draw < 0.85:
+            case["exclude_modules"] = rng.choice(EXCLUDED)
+    if case.get("tp", 1) > 1:
+        maybe(rng, case, 0.06, sp=False)
+    return stored_otherwise(rng, case)
+
+
+def drawn(seed: int, count: int) -> list[Case]:
+    """Cases of the seed, and DeepSeek-V4, whose layers Megatron's main does not have."""
+    return [*numbered("g", one)(seed, count), V4]
+
+
+if __name__ == "__main__":
+    main(drawn, "megatron", STORED, SEED, COUNT)
