@@ -23,6 +23,11 @@ SEED, COUNT = 804417, 56
 V4: Case = {"name": "v4", "world": 1, "rank": 0, "preset": "deepseek-v4-flash", "fields": {
     "rope_theta": 10000, "rope_scaling": {"rope_type": "yarn", "factor": 16, "original_max_position_embeddings": 65536,
                                           "rope_theta": 10000}}}
+EMPTY: Case = {"name": "empty", "world": 4, "rank": 3, "pp": 2, "preset": "glm-5", "layout": "Ett||t|tmL", "fields": {
+    "hidden_size": 128, "vocab_size": 1024, "num_hidden_layers": 4, "intermediate_size": 176, "num_attention_heads": 8,
+    "num_key_value_heads": 8, "q_lora_rank": 48, "kv_lora_rank": 40, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+    "v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+    "first_k_dense_replace": 1, "index_n_heads": 4, "index_head_dim": 16, "index_topk": 8, "mtp_num_layers": 1}}
 OF_INDEXERS = (["*indexer.linear_wk"], ["*indexer*"], ["linear_wq_b", "linear_weights_proj", "linear_proj"],
                ["*kv_layernorm"])
 
@@ -69,8 +74,13 @@ def one(rng: random.Random) -> Case:
 
 
 def drawn(seed: int, count: int) -> list[Case]:
-    """Cases of the seed, and DeepSeek-V4, whose layers Megatron's main does not have."""
-    return [*numbered("g", one)(seed, count), V4]
+    """Cases of the seed, DeepSeek-V4, which main does not have, and ranks with a part of no layer.
+
+    Beside modules of multi-token prediction Bridge asks for such a part's layers in another way, which core refuses.
+    """
+    plain = {name: value for name, value in EMPTY["fields"].items() if name != "mtp_num_layers"}
+    return [*numbered("g", one)(seed, count), V4, EMPTY, {**EMPTY, "name": "last", "layout": "Ett|t|t|mL"},
+            {**EMPTY, "name": "plain", "layout": "Ett||t|tL", "fields": plain}]
 
 
 if __name__ == "__main__":

@@ -57,6 +57,11 @@ def check_chosen(job: Job, options: Mapping[str, object], chunks: Sequence[Seque
                           "index_skip_topk_offset alone, and would build other layers",
                           "Bridge 067f987d models/glm_moe_dsa/glm5_bridge.py:136")
     for chunk in chunks:
+        if job.graph.branches and not set(chunk) & set(job.graph.blocks):
+            raise job.illegal("training.pipeline", "Experimental attention variant is not supported with "
+                              "get_gpt_decoder_layer_specs: beside multi-token prediction each part of the pipeline "
+                              "needs a decoder layer", "Bridge 067f987d models/gpt_provider.py:364; Megatron-LM "
+                              "d98e8a64 core/models/gpt/gpt_layer_specs.py:572")
         _check_lender(job, chunk)
 
 
