@@ -58,9 +58,9 @@ def test_what_is_placed(mesh: dict[str, int], more: dict[str, Any]) -> None:
 
 def test_defaults_are_those_of_its_bridge() -> None:
     found = options_of(placed({"cp": 2}))
-    assert found["framework_options.moe_token_dispatcher_type"] == "flex"
-    assert found["framework_options.moe_flex_dispatcher_backend"] == "hybridep"
-    assert found["framework_options.cp_comm_type"] == "all_gather"
+    said = {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep",
+            "cp_comm_type": "all_gather"}
+    assert {name: found[f"framework_options.{name}"] for name in said} == said
 
 
 def test_an_indexer_is_whole_on_each_tp_rank_and_its_states_are_not() -> None:
