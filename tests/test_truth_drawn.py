@@ -46,7 +46,7 @@ TALLIES = {
     "automodel_stages": {"exact": 35, "refused by both": 12, "not yet": 4},
     "automodel_tp": {"exact": 36, "refused by both": 11, "not yet": 9},
     "megatron": {"exact": 103, "refused by both": 46, "refused, though it builds": 1},
-    "megatron_chosen": {"exact": 30, "refused by both": 24, "not yet": 2, "refused, though it builds": 4},
+    "megatron_chosen": {"exact": 53, "refused by both": 42, "not yet": 4, "refused, though it builds": 5},
     "megatron_delta": {"exact": 30, "refused by both": 13, "refused, though it builds": 1},
     "megatron_main": {"exact": 47, "refused by both": 31, "not yet": 7, "refused, though it builds": 3},
     "megatron_mtp": {"exact": 26, "refused by both": 14, "not yet": 4},
@@ -54,7 +54,7 @@ TALLIES = {
 """Outcomes of the rows, all that there are. Three of Granite have heads of 25 elements: transformers builds the model,
 whose rotation by pairs raises in forward. So does the gate of attention with less than a query group a rank, and
 attention within a window (Mistral 7B v0.1) where ranks pass keys on. Of GLM-5 three have a first layer that takes keys
-of an earlier one, by transformers' count of layers but not by core's, and one has no layer with experts to spread."""
+of an earlier one, by transformers' count of layers but not by core's, and two have no layer with experts to spread."""
 
 
 BEFORE = ("automodel", "megatron")

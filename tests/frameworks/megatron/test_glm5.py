@@ -69,9 +69,10 @@ def test_an_indexer_is_whole_on_each_tp_rank_and_its_states_are_not() -> None:
     assert one.optimizer_bytes > two.optimizer_bytes
 
 
-def test_no_step_is_simulated() -> None:
-    report = simulate(small.scenario("megatron", {"dp_shard": 2}, model={"config": "glm-5", "overrides": SMALL},
-                                     version=MAIN))
+@pytest.mark.parametrize(("mesh", "layout"), [({"dp_shard": 2}, None), ({"pp": 2}, "Ett||t|tL")])
+def test_no_step_is_simulated(mesh: dict[str, int], layout: str | None) -> None:
+    report = simulate(small.scenario("megatron", mesh, model={"config": "glm-5", "overrides": SMALL}, version=MAIN,
+                                     options={"pipeline_model_parallel_layout": layout}, global_batch_size=4))
     assert report.status == "error"
     assert report.problems[0].message.startswith("not yet: an indexer of keys")
 
