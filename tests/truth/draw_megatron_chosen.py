@@ -6,8 +6,8 @@ The cases of placement/drawn-megatron-chosen-main-2026-08-22.json:
     PYTHONPATH=MEGATRON:BRIDGE/src python tests/truth/draw_megatron_chosen.py --measure      # writes the file
 
 MEGATRON, BRIDGE: Megatron-LM d98e8a64 and Megatron-Bridge 067f987d. Layers of GLM-5.2 take the keys of an earlier one;
-where a stage begins with such a layer upstream stops. Tokens go by an all-to-all. The first 56 were looked at blind: none
-was placed otherwise. Those behind the fixed ones were drawn after parts without a layer had been mended.
+where a stage begins with such a layer upstream stops. Tokens go by an all-to-all. The first 56 were looked at blind: of
+those that both have, none was otherwise. Those behind the fixed ones came after parts without a layer were mended.
 """
 
 from __future__ import annotations
