@@ -26,6 +26,7 @@ FILES = {"automodel": "placement/drawn-automodel-0.7.0.json",
          "automodel_stages": "placement/drawn-automodel-stages-0.7.0.json",
          "automodel_tp": "placement/drawn-automodel-tp-0.7.0.json",
          "megatron": "placement/drawn-megatron-core-0.16.1.json",
+         "megatron_chosen": "placement/drawn-megatron-chosen-main-2026-08-22.json",
          "megatron_delta": "placement/drawn-megatron-delta-core-0.16.1.json",
          "megatron_main": "placement/drawn-megatron-main-2026-08-22.json",
          "megatron_mtp": "placement/drawn-megatron-mtp-core-0.16.1.json"}
@@ -35,7 +36,7 @@ SCENARIOS: dict[str, Callable[[dict[str, Any]], Scenario]] = {
     "automodel_mimo": truth_cases.automodel, "automodel_oss": truth_cases.automodel,
     "automodel_stages": truth_cases.automodel, "automodel_tp": truth_cases.automodel, "megatron": truth_cases.megatron,
     "megatron_delta": truth_cases.megatron, "megatron_mtp": truth_cases.megatron,
-    "megatron_main": partial(truth_cases.megatron, version="main 2026-08-22")}
+    **dict.fromkeys(("megatron_chosen", "megatron_main"), partial(truth_cases.megatron, version="main 2026-08-22"))}
 TALLIES = {
     "automodel": {"exact": 76, "refused by both": 56, "not yet": 8},
     "automodel_hf": {"exact": 32, "refused by both": 5, "refused, though it builds": 3},
@@ -45,13 +46,15 @@ TALLIES = {
     "automodel_stages": {"exact": 35, "refused by both": 12, "not yet": 4},
     "automodel_tp": {"exact": 36, "refused by both": 11, "not yet": 9},
     "megatron": {"exact": 103, "refused by both": 46, "refused, though it builds": 1},
+    "megatron_chosen": {"exact": 53, "refused by both": 42, "not yet": 4, "refused, though it builds": 5},
     "megatron_delta": {"exact": 30, "refused by both": 13, "refused, though it builds": 1},
     "megatron_main": {"exact": 47, "refused by both": 31, "not yet": 7, "refused, though it builds": 3},
     "megatron_mtp": {"exact": 26, "refused by both": 14, "not yet": 4},
 }
 """Outcomes of the rows, all that there are. Three of Granite have heads of 25 elements: transformers builds the model,
 whose rotation by pairs raises in forward. So does the gate of attention with less than a query group a rank, and
-attention within a window (Mistral 7B v0.1) where ranks pass keys on."""
+attention within a window (Mistral 7B v0.1) where ranks pass keys on. Of GLM-5 three have a first layer that takes keys
+of an earlier one, by transformers' count of layers but not by core's, and two have no layer with experts to spread."""
 
 
 BEFORE = ("automodel", "megatron")

@@ -16,7 +16,8 @@ class Indexer:
 
     `shared`: later layers take the choice of an earlier one; `borrows`: so does this, and has no scores. `hadamard`: a
     Hadamard matrix turns them, and the mask is one of truth values (DeepSeek-V3.2). `interleaves`: neighbouring
-    dimensions are rotated together, not those of two halves.
+    dimensions are rotated together, not those of two halves. `listed`: the configuration says of each layer whether it
+    borrows, other than a number of layers between those that do not.
     """
 
     num_heads: int
@@ -26,6 +27,7 @@ class Indexer:
     borrows: bool = False
     hadamard: bool = False
     interleaves: bool = False
+    listed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

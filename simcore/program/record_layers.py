@@ -124,7 +124,7 @@ def keys_of(plan: Plan) -> Mapping[int, Key]:
     named |= dict.fromkeys(leaving(plan), SAVED_LEAVES)
     moved = moved_modules(plan)
     splits, users = framework.schedule.splits_backward, users_of_stem(plan, below) if plan.stage == 0 else {}
-    unsplit = {layer for chunk in plan.chunks if chunk[0] == 0 or not splits for layer in chunk}
+    unsplit = {layer for chunk in plan.chunks if not splits or 0 in chunk for layer in chunk}
     return {layer: (plan.graph.layers[layer].kind, layer == first_block, below[layer],
                     named.get(layer, framework.checkpoint), layer not in unsplit,
                     (layer - stem if layer in users else 0, users.get(layer, ALL)), moved.get(layer, NONE))

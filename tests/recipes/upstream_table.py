@@ -54,6 +54,10 @@ UPSTREAMS_OWN: Final = {
     "Mismatch: ": "Megatron-LM `core/transformer/transformer_config.py:2343`",
     "Qwen3VLModel has no build_schedule_plan": "Bridge 067f987d `models/qwen_vl/qwen3_vl_step.py:352`",
     "the deepstack_visual_embeds should be": "Bridge `models/qwen_vl/modelling_qwen3_vl/model.py:405`",
+    "Experimental attention variant is not supported": "Bridge 067f987d `models/gpt_provider.py:364`; Megatron-LM "
+                                                       "d98e8a64 `core/models/gpt/gpt_layer_specs.py:572`",
+    "Invalid experimental attention variant: dsv4_hybrid": "Megatron-LM d98e8a64 `core/models/gpt/"
+                                                           "experimental_attention_variant_module_specs.py:162`",
     "the recipe has no sizes of its own": "Megatron-LM `core/transformer/transformer_config.py:1456`",
 }
 """Rules of upstream's own by the beginning of the message: a recipe with the GPUs of its name cannot run there."""

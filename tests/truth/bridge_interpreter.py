@@ -416,7 +416,8 @@ class Run:
             return held.value
         if isinstance(held.value, dict) and held.name in ("get", "items", "keys", "values"):
             return list(getattr(held.value, held.name)(*args)) if held.name != "get" else held.value.get(*args)
-        if isinstance(held.value, str) and held.name in ("lower", "upper", "replace", "startswith", "endswith"):
+        if isinstance(held.value, str) and held.name in ("lower", "upper", "replace", "startswith", "endswith",
+                                                             "join"):
             return getattr(held.value, held.name)(*args)
         if isinstance(held.value, list) and held.name in ("append", "extend", "copy"):
             return getattr(held.value, held.name)(*args)

@@ -38,8 +38,9 @@ _NUMBERS: Final = 256
 """Layers whose numbers a pattern is tried with: twice as many as any model here has."""
 _ADAPTABLE: Final = ("linear", "grouped", "router")
 _ROW_PARALLEL: Final = frozenset({"linear_proj", "linear_fc2", "out_proj"})
-_DUPLICATED: Final = frozenset({"linear_q_down_proj", "linear_kv_down_proj", "fc1_latent_proj", "fc2_latent_proj"})
-"""Linears of parallel_mode "duplicated" (core 0.16.1 multi_latent_attention.py, moe/moe_layer.py)."""
+_DUPLICATED: Final = frozenset({"linear_q_down_proj", "linear_kv_down_proj", "fc1_latent_proj", "fc2_latent_proj",
+                                "linear_wq_b", "linear_wk", "linear_weights_proj"})
+"""Linears of parallel_mode "duplicated" (core 0.16.1 multi_latent_attention.py, moe/moe_layer.py; main dsa.py)."""
 _IN_LAYERS: Final = ("input_layernorm", "pre_mlp_layernorm", "pre_cross_attn_layernorm", "cross_attention",
                      "cross_attn_bda", "self_attention", "mlp")
 """Modules of every TransformerLayer, IdentityOps where it does nothing (core 0.16.1 transformer_layer.py)."""

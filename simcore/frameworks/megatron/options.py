@@ -10,6 +10,7 @@ from simcore.frameworks.common.te_offload import OPTIONS as OFFLOAD_OPTIONS
 from simcore.frameworks.megatron.cuda_graphs import OPTIONS as GRAPH_OPTIONS
 from simcore.frameworks.megatron.experts.stash import STASH_OPTIONS, stash_options
 from simcore.frameworks.megatron.families.exaone import accumulates_in_product, has_core_attention
+from simcore.frameworks.megatron.families.glm5 import BACKEND, DISPATCHER, chooses_keys
 from simcore.frameworks.megatron.fp8 import OPTIONS as FP8_OPTIONS
 from simcore.frameworks.megatron.pipeline_layout import OPTION as LAYOUT
 from simcore.frameworks.megatron.rules import rank_numel
@@ -72,6 +73,7 @@ OPTIONS = {
     "mtp_detach_heads": (True, False),
     "cp_comm_type": ("p2p", "a2a", "all_gather", "a2a+p2p"),
     SIZES: (None, list),
+    BACKEND: ("none", "tilelang", "cudnn"),
     **STASH_OPTIONS,
     **GRAPH_OPTIONS,
     **FP8_OPTIONS,
@@ -127,9 +129,10 @@ def implementation_options(job: Draft, options: dict[str, object], grads: str) -
     IllegalLayout or NotYet for options that are refused.
     """
     dispatcher = str(options.get("moe_token_dispatcher_type", "auto"))
+    usual = DISPATCHER if chooses_keys(job) else (
+        "alltoall", "deepep", "Bridge 0.3.1 models/nemotronh/nemotron_h_provider.py:54")
     if job.has_experts:
-        dispatcher = job.auto("framework_options.moe_token_dispatcher_type", dispatcher, "alltoall",
-                              "Bridge 0.3.1 models/nemotronh/nemotron_h_provider.py:54")
+        dispatcher = job.auto("framework_options.moe_token_dispatcher_type", dispatcher, usual[0], usual[2])
     if options.get("moe_flex_dispatcher_backend") is not None and dispatcher != "flex":
         raise job.illegal("framework_options.moe_flex_dispatcher_backend", "this backend is only supported with flex "
                           "token dispatcher: moe_token_dispatcher_type: flex", "core 0.16.1 transformer_config.py:1065")
@@ -137,7 +140,7 @@ def implementation_options(job: Draft, options: dict[str, object], grads: str) -
     if dispatcher == "flex":
         backend = job.auto(
             "framework_options.moe_flex_dispatcher_backend", str(options.get("moe_flex_dispatcher_backend", "auto")),
-            "deepep", "core 0.16.1 transformer_config.py:682")
+            usual[1], DISPATCHER[2] if chooses_keys(job) else "core 0.16.1 transformer_config.py:682")
     made: dict[str, Any] = {
         "dispatcher": "alltoall" if dispatcher == "auto" else dispatcher,
         "moe_flex_dispatcher_backend": backend, "main_grad_bytes": dtype_bytes(grads), **stash_options(job, options),
@@ -155,6 +158,8 @@ def _attention(job: Draft, options: dict[str, object]) -> AttentionBackend:
     given = str(options.get("attention_backend", "auto"))
     if job.graph.architecture.family == "exaone4":
         job.refuse_idle(options, "attention_backend", "in EXAONE 4, whose attention is core's own")
+    if chooses_keys(job):
+        return "fused"  # kernels of its own, which no option of TransformerEngine's names
     if has_core_attention(job, options) or given == "local":
         return "unfused"
     if not any(isinstance(b.block, Attention | LatentAttention) for kind in job.graph.kinds for b in kind.branches):
@@ -185,7 +190,10 @@ def _core_options(job: Draft, options: dict[str, object], made: dict[str, Any]) 
     if backend == "unfused" and job.scenario.training.lengths == "packed":
         _refuse_packed(job, options)
     exchange = str(options.get("cp_comm_type", "p2p")) if job.mesh.cp > 1 else "p2p"
-    if exchange == "all_gather" and job.mesh.cp > 1:
+    if chooses_keys(job) and job.mesh.cp > 1:
+        exchange = job.auto("framework_options.cp_comm_type", str(options.get("cp_comm_type", "auto")), "all_gather",
+                            "Bridge 067f987d models/glm_moe_dsa/glm5_bridge.py:128")
+    elif exchange == "all_gather" and job.mesh.cp > 1:
         raise job.not_yet("framework_options.cp_comm_type", "keys and values that are gathered over cp (all_gather)")
     if options.get("delay_wgrad_compute") and not overlaps(job, options):
         raise job.illegal("framework_options.delay_wgrad_compute", f"{OVERLAP} must be enabled when enabling "

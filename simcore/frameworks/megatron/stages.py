@@ -5,6 +5,7 @@ With v virtual stages each of p ranks holds v chunks: chunk k of the model, in o
 
 from __future__ import annotations
 
+from simcore.frameworks.megatron.families.glm5 import chooses_keys
 from simcore.frameworks.megatron.pipeline_layout import OPTION as LAYOUT
 from simcore.frameworks.megatron.pipeline_layout import chunks_of
 from simcore.inputs.training import Recompute
@@ -127,7 +128,7 @@ def stages(job: Job, options: dict[str, object]) -> tuple[tuple[int, ...], ...]:
                           "core 0.16.1 mamba_block.py: stages are contiguous slices of the pattern; "
                           "pipeline_parallel_layer_layout.py:36")
     further = _where_further_tokens_are(job, options, counts)
-    if any(count < 1 and i not in (0, further) for i, count in enumerate(counts[:-1])):
+    if not chooses_keys(job) and any(count < 1 and i not in (0, further) for i, count in enumerate(counts[:-1])):
         raise job.not_yet("training.pipeline.layers", "a stage without layers of its own, other than the last")
     return _moved(job, stage_layers(job.graph, contiguous(counts)), counts, further)
 

@@ -27,6 +27,7 @@ from simcore.frameworks.megatron.checks import (
 )
 from simcore.frameworks.megatron.experts.kernels import check_fuser, check_shared_overlap
 from simcore.frameworks.megatron.families.exaone import check_exaone
+from simcore.frameworks.megatron.families.glm5 import check_chosen
 from simcore.frameworks.megatron.fp8 import Fp8, check_shapes, fp8_of, narrow_layers, quantized, with_format
 from simcore.frameworks.megatron.fp8_notes import assumptions as fp8_assumptions
 from simcore.frameworks.megatron.layerwise_optimizer import assumptions as muon_assumptions
@@ -95,6 +96,7 @@ def table_of(job: Draft, options: dict[str, object], *, sends_apart: bool = Fals
     check(job, sequence_parallel=sequence_parallel)
     check_overlap(job, options, sequence_parallel=sequence_parallel)
     check_exaone(job, chunks=made_schedule.num_chunks)
+    check_chosen(job, options, made_stages, sequence_parallel=sequence_parallel)
     check_attention(job, options)
     check_shared_overlap(job, options)
     training, made, fp8 = job.scenario.training, formats(job, options, sends_apart=sends_apart), fp8_of(job, options)
@@ -107,8 +109,7 @@ def table_of(job: Draft, options: dict[str, object], *, sends_apart: bool = Fals
         strategy=_buckets(job, options, made, fp8, made_stages),
         optimizer=Optimizer(training.optimizer.name, "te", grad_copy=made.grads != "fp32" and not made.precise,
                             late_master=made.precise and not made.offloaded),
-        compute_dtype=job.compute,
-        checkpoint=checkpoint(job),
+        compute_dtype=job.compute, checkpoint=checkpoint(job),
         kept_whole=kept_whole(job, made_stages),
         recomputed_together=together(job),
         loss=_loss(job, options),

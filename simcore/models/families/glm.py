@@ -18,7 +18,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simcore.models.blocks import Attention, Branch, LatentAttention, LayerKind, Mlp, Moe
+from simcore.errors import NotYet, Problem
+from simcore.models.blocks import Attention, Branch, LatentAttention, LayerKind, Mlp, Moe, Mtp
 from simcore.models.config import Architecture, Config, ModelFamily
 from simcore.models.families.decoder import attention, chain, decoder_layer, mlp, rotated_dims
 from simcore.models.families.deepseek import indexer, latent_attention, sigmoid_experts
@@ -26,6 +27,7 @@ from simcore.models.families.deepseek import indexer, latent_attention, sigmoid_
 __all__ = ["FAMILY"]
 
 _WORDS = ("dense", "sparse")
+_INDEXERS = ("full", "shared")
 
 
 def architecture(config: Config) -> Architecture:
@@ -41,8 +43,31 @@ def architecture(config: Config) -> Architecture:
     mixers = _choosing(config, mixer) if family == "glm_moe_dsa" else [mixer] * config.integer("num_hidden_layers")
     layers = [decoder_layer(family, own, blocks[kind]) for own, kind in zip(
         mixers, _kinds(config, family), strict=True)]
-    further = config.integer("mtp_num_layers", default=0, least=0) if family == "glm4_moe" else 0
-    return chain(config, family, layers, rotated, further)
+    further = config.integer("mtp_num_layers", default=0, least=0)
+    made = chain(config, family, layers, rotated, further)
+    return made if family == "glm4_moe" or not further else _predicting(config, made, further)
+
+
+def _predicting(config: Config, made: Architecture, further: int) -> Architecture:
+    """Modules of multi-token prediction with the last layer's blocks, and an indexer of their own.
+
+    Megatron-LM d98e8a64 transformer/multi_token_prediction.py counts them from 1, as layers, and so asks dsa.py
+    whether one chooses keys. NotYet for modules of which some do and some do not.
+    """
+    every, behind = _distances(config)
+    if any(max(module - behind, 0) % every for module in range(1, further + 1)):
+        raise NotYet(Problem(config.where, "not yet: modules of multi-token prediction that take keys of a layer"))
+    parts = tuple((path, _choosing_itself(kind) if isinstance(kind.block, Mtp) else kind) for path, kind in made.parts)
+    return replace(made, parts=parts)
+
+
+def _choosing_itself(kind: LayerKind) -> LayerKind:
+    mixer, *rest = kind.branches
+    block = mixer.block
+    assert isinstance(block, LatentAttention)
+    assert block.indexer is not None
+    own = replace(mixer, block=replace(block, indexer=replace(block.indexer, borrows=False)))
+    return replace(kind, branches=(own, *rest))
 
 
 def _dense(config: Config, family: str) -> Architecture:
@@ -68,23 +93,34 @@ def _choosing(config: Config, mixer: Attention | LatentAttention) -> list[Latent
     kinds = _indexers(config)
     if kinds[0] == "shared":
         raise config.fail("indexer_types", "the first layer takes keys of an earlier one, and there is none")
-    own = replace(indexer(config, heads=32), shared="shared" in kinds,
+    own = replace(indexer(config, heads=32), shared="shared" in kinds, listed=kinds != _counted(config),
                   interleaves=config.boolean("indexer_rope_interleave", default=False))
     return [replace(mixer, indexer=replace(own, borrows=kind == "shared")) for kind in kinds]
 
 
 def _indexers(config: Config) -> tuple[str, ...]:
     """"full" or "shared" of each layer."""
-    count, words = config.integer("num_hidden_layers"), ("full", "shared")
-    every, behind = config.integer("index_topk_freq", default=1), config.integer("index_skip_topk_offset", default=2)
-    usual = tuple(words[max(layer - behind + 1, 0) % every > 0] for layer in range(count))
+    count, usual = config.integer("num_hidden_layers"), _counted(config)
     pattern = config.fields.get("index_topk_pattern")
     if pattern is not None and not isinstance(pattern, str):
         raise config.fail("index_topk_pattern", "expected letters F and S; a list is that of indexer_types")
     if pattern and (len(pattern) < count or not set(pattern) <= set("FS")):
         raise config.fail("index_topk_pattern", f"expected a letter, F or S, for each of {count} layers, got {pattern}")
     usual = tuple("shared" if letter == "S" else "full" for letter in pattern[:count]) if pattern else usual
-    return config.names("indexer_types", usual, words)
+    return config.names("indexer_types", usual, _INDEXERS)
+
+
+def _distances(config: Config) -> tuple[int, int]:
+    """Layers from one that chooses to the next, and those before they are counted."""
+    return (config.integer("index_topk_freq", default=1),
+            config.integer("index_skip_topk_offset", default=2, least=0))
+
+
+def _counted(config: Config) -> tuple[str, ...]:
+    """The same by the number of layers of which one chooses."""
+    every, behind = _distances(config)
+    return tuple(_INDEXERS[max(layer - behind + 1, 0) % every > 0] for layer in range(config.integer(
+        "num_hidden_layers")))
 
 
 def _grouped(config: Config) -> tuple[Attention, int]:

@@ -11,7 +11,9 @@ Order, names and shapes are those of `named_parameters()` of `MambaModel` and `G
    in the attention's place and has all its projections in one (`ssm/gated_delta_net.py`);
  * latent attention has a separate norm before it, and its down projections are whole on every tp rank
    (`transformer/multi_latent_attention.py`, parallel_mode "duplicated"); the layer spec with qk_layernorm, which Bridge
-   sets for DeepSeek, fuses the inner norms into the projections up, the one without has none.
+   sets for DeepSeek, fuses the inner norms into the projections up, the one without has none;
+ * with an indexer of keys (main `experimental_attention_variant/{absorbed_mla,dsa}.py`) those norms are modules behind
+   all projections. The indexer comes first, is whole on every tp rank, and has gradients: of a loss of its own.
 
 Main of August 2026 holds the convolution in the mixer itself, as its first two parameters `conv1d_weight` and
 `conv1d_bias`: the same sizes under other names (`ssm/mamba_mixer.py`).
@@ -25,7 +27,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from simcore.errors import NotYet, Problem
+from simcore.errors import IllegalLayout, NotYet, Problem
 from simcore.models.blocks import (
     Attention,
     Branch,
@@ -49,25 +51,33 @@ __all__ = ["tensors"]
 FINAL_NORM: Final = {"nemotron_h": "decoder.final_norm", "llama": "decoder.final_layernorm"}
 
 BUILT: Final = (
-    "deepseek_v2", "deepseek_v3", "exaone4", "exaone_moe", "gemma2", "gemma3_text", "glm4_moe", "gpt2", "gpt_oss",
-    "llama", "ministral3", "mistral", "mixtral",
+    "deepseek_v2", "deepseek_v3", "exaone4", "exaone_moe", "gemma2", "gemma3_text", "glm4_moe", "glm_moe_dsa", "gpt2",
+    "gpt_oss", "llama", "ministral3", "mistral", "mixtral",
     "nemotron_h", "nemotron_h_omni", "nemotron_h_vl", "olmoe", "qwen2", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_moe",
     "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "qwen3_vl",
     "qwen3_vl_moe", "qwen3_vl_moe_text", "qwen3_vl_text")
 """Families whose layers Megatron builds, and of the text behind a tower; one that was held against it is added."""
+_ABSENT: Final = {"deepseek_v4": Problem(
+    "model", "Invalid experimental attention variant: dsv4_hybrid: neither core 0.16.1 nor main of 2026-08-22 has the "
+    "layers of DeepSeek-V4, which Bridge asks for; Megatron-LM's branch dev has them, and is not simulated",
+    "Megatron-LM d98e8a64 core/models/gpt/experimental_attention_variant_module_specs.py:162; Bridge 067f987d "
+    "models/deepseek/deepseek_v4_bridge.py:397")}
+"""Families that Bridge has and core has not."""
 
 
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
     """Parameters and buffers of a layer of `kind` (or embedding, norm, head), in registration order.
 
     Names are relative to the layer, or for embedding, norm and head to the model; () for the loss. Raises NotYet for
-    families that are not in `BUILT`.
+    families that are not in `BUILT`, IllegalLayout for those that Megatron has no layers of.
     """
     block = kind.block
     if isinstance(block, VisionPart):
         from simcore.operators.megatron.vision.tensors import tower_tensors  # most models have no tower
 
         return tower_tensors(block, _layer)
+    if kind.family in _ABSENT:
+        raise IllegalLayout(_ABSENT[kind.family])
     if kind.family not in BUILT:
         raise NotYet(Problem("model", f"not yet: {kind.family} in Megatron's layers"))
     if block is None:
@@ -191,9 +201,11 @@ def _delta_net(branch: Branch) -> tuple[TensorSpec, ...]:
 def _latent(branch: Branch) -> tuple[TensorSpec, ...]:
     b: Any = branch.block
     at, hidden, q, rank = "self_attention", (b.hidden, "hidden"), (b.q_size, "heads"), (b.kv_rank, "kv_rank")
+    apart = b.indexer is not None
 
     def inner(name: str, size: int, dim: str) -> tuple[TensorSpec, ...]:
-        return _norm(f"{at}.{name}.layer_norm_", size, dim, layer_norm=branch.layer_norm) if b.inner_norms else ()
+        wanted = b.inner_norms and not apart
+        return _norm(f"{at}.{name}.layer_norm_", size, dim, layer_norm=branch.layer_norm) if wanted else ()
 
     if b.q_rank:
         query: tuple[TensorSpec, ...] = (
@@ -204,12 +216,31 @@ def _latent(branch: Branch) -> tuple[TensorSpec, ...]:
         query = (linear_weight(f"{at}.linear_q_proj", q, hidden, "attention"),)
     return (
         *_norm("input_layernorm.", b.hidden, layer_norm=branch.layer_norm),
+        *(_indexer(f"{at}.core_attention.indexer", b) if apart else ()),
         linear_weight(f"{at}.linear_proj", hidden, (b.out_size, "heads"), "attention"),
         *_bias(f"{at}.linear_proj", hidden, "attention", wanted=b.bias),
         *query,
         linear_weight(f"{at}.linear_kv_down_proj", (b.kv_rank + b.rope, "kv_rank"), hidden, "attention"),
         *inner("linear_kv_up_proj", b.kv_rank, "kv_rank"),
         linear_weight(f"{at}.linear_kv_up_proj", (b.kv_size, "heads"), rank, "attention"),
+        *(_norm(f"{at}.q_layernorm.", b.q_rank, "q_rank") if apart else ()),
+        *(_norm(f"{at}.kv_layernorm.", b.kv_rank, "kv_rank") if apart else ()),
+    )
+
+
+def _indexer(at: str, b: LatentAttention) -> tuple[TensorSpec, ...]:
+    """None in a layer that takes the keys of an earlier one."""
+    index = b.indexer
+    assert index is not None
+    if index.borrows:
+        return ()
+    hidden, heads = (b.hidden, "hidden"), (index.num_heads, "index_heads")
+    return (
+        linear_weight(f"{at}.linear_wq_b", (index.num_heads * index.head_dim, "index_heads"), (b.q_rank, "q_rank"),
+                      "attention"),
+        linear_weight(f"{at}.linear_wk", (index.head_dim, "index_dim"), hidden, "attention"),
+        *_norm(f"{at}.k_norm.", index.head_dim, "index_dim", layer_norm=True),
+        linear_weight(f"{at}.linear_weights_proj", heads, hidden, "attention"),
     )
 
 

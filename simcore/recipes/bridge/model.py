@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 
-from simcore.models.blocks import Attention, FinalNorm, LatentAttention, Mlp, Moe
+from simcore.models.blocks import Attention, FinalNorm, Indexer, LatentAttention, Mlp, Moe
 from simcore.models.graph import architecture_of, model_config
 from simcore.models.names import find
 from simcore.recipes.bridge.named import COMMIT
@@ -180,7 +180,7 @@ def _changed(reader: Reader, draft: Draft, name: Taken[str]) -> dict[str, Taken[
 def _expect_shape(reader: Reader, draft: Draft, name: str) -> None:
     """Refuses layers of another shape than those of the model by its name; any, of a model that is not known."""
     own = _shape(name)
-    for key in (*_SHAPES, *_SIZES):
+    for key in (*_SHAPES, *_SIZES, *(key for key in own if key.startswith("dsa_"))):
         one = reader.take(f"model.{key}")
         if one is not None and (key not in own or own[key] != one.value):
             draft.refuse(one, "another one than that of the model by its name")
@@ -211,7 +211,16 @@ def _shape(name: str) -> Mapping[str, Any]:
     if latent:
         found |= {"q_lora_rank": latent[0].q_rank, "kv_lora_rank": latent[0].kv_rank, "qk_head_dim": latent[0].nope,
                   "qk_pos_emb_head_dim": latent[0].rope, "v_head_dim": latent[0].value}
+        found |= _choice(latent[0].indexer)
     return found | ({"moe_shared_expert_intermediate_size": experts[0].shared_ffn} if experts else {})
+
+
+def _choice(index: Indexer | None) -> dict[str, Any]:
+    """Sizes of an indexer of keys."""
+    if index is None:
+        return {}
+    return {"dsa_indexer_n_heads": index.num_heads, "dsa_indexer_head_dim": index.head_dim,
+            "dsa_indexer_topk": index.top_k}
 
 
 def _predicted(name: str) -> int:

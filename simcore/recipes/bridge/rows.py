@@ -41,11 +41,15 @@ def _option(key: str, kind: Any = "flag", usual: Any = None, name: str = "") -> 
     return Says(f"model.{key}", f"{_OPTION}{name or key}", kind, idle={} if usual is None else {usual: _DEFAULT})
 
 
+_EXCHANGE: Final = Says("model.cp_comm_type", f"{_OPTION}cp_comm_type", "text", {
+    "a2a": "a2a", "a2a+p2p": "a2a+p2p", "all_gather": "all_gather", "allgather": "all_gather"}, {"p2p": _DEFAULT},
+    "between ranks that share a sequence")
+"""Attention that sees chosen keys takes the name without its line too (core transformer/transformer_config.py:3168)."""
 SAID: Final[tuple[Row, ...]] = (
     Says("train.micro_batch_size", "training.micro_batch_size"),
     Says("train.global_batch_size", "training.global_batch_size"),
     _option("num_layers_in_first_pipeline_stage", "integer"), _option("num_layers_in_last_pipeline_stage", "integer"),
-    _option("microbatch_group_size_per_vp_stage", "integer"),
+    _option("dsa_kernel_backend", "text", "none"),
     _option("account_for_embedding_in_pipeline_split", usual=False),
     _option("account_for_loss_in_pipeline_split", usual=False),
     _option("transformer_impl", "text", "transformer_engine"), _option("attention_backend", "text", "auto"),
@@ -55,7 +59,7 @@ SAID: Final[tuple[Row, ...]] = (
     _option("deallocate_pipeline_outputs", usual=True),
     _option("moe_grouped_gemm", usual=True), _option("moe_permute_fusion", usual=True),
     _option("use_fused_weighted_squared_relu"),
-    _option("disable_parameter_transpose_cache", usual=False), _option("cp_comm_type", "text", "p2p"),
+    _option("disable_parameter_transpose_cache", usual=False), _EXCHANGE,
     _option("hierarchical_context_parallel_sizes", "list"),
     Says("optimizer.log_num_zeros_in_grad", f"{_OPTION}log_num_zeros_in_grad", "flag", idle={False: _DEFAULT}),
     Says("optimizer.optimizer", "training.optimizer.name", "text",
@@ -67,6 +71,7 @@ REFUSED: Final[tuple[Row, ...]] = (
     Off("model.attention_output_gate", "a gate of the attention's output"),
     Off("dist.use_torch_fsdp2", "PyTorch's FSDP2 in place of Megatron's (models/model_provider.py:222)"),
     Off("model.apply_dsa_kernel_fusion", "sparse attention"), Off("model.use_fused_mhc", "hyper-connections"),
+    Off("optimizer.offload_optimizer_states", "optimizer states that wait on the host between steps"),
     Off("dataset.hybrid_context_parallel", "sequences that differ in the ranks that share them"),
     Off("train.skip_train", "no training: there is no step"),
     Off("validation.skip_train", "no training: there is no step"),
@@ -94,7 +99,8 @@ IDLE: Final[tuple[Row, ...]] = (
     Idle(("checkpoint.*", "inprocess_restart*", "dist.*"), "files, and how ranks find each other"),
     Idle(("rng.*", "model.use_te_rng_tracker"), "random numbers"),
     Idle(("rerun_state_machine.*",), "steps that are run again, and errors that are put in"),
-    Idle(("model.dsa_*",), "of sparse attention, which is refused where it is on"),
+    Idle(("model.csa_*", "model.cp_partition_mode"), "of layers of DeepSeek-V4, which core's main does not have"),
+    Idle(("model.dsa_*",), "of an indexer of keys, with which no step is simulated"),
     Idle(("scheduler.*", "optimizer.lr", "optimizer.*_lr",
           "optimizer.adam_*", "optimizer.weight_decay",
           "optimizer.muon_momentum", "optimizer.muon_*nesterov*", "optimizer.muon_coefficient_type",

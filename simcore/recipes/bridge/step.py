@@ -375,10 +375,11 @@ def read_stages(reader: Reader, draft: Draft) -> None:
     """Writes virtual stages, or a layout of the pipeline, which says them; both must agree."""
     layout, chunks = (reader.take("model.pipeline_model_parallel_layout"),
                       reader.integer("model.virtual_pipeline_model_parallel_size"))
-    builder = reader.take("model._pipeline_model_parallel_layout_builder")
+    builder, pp = (reader.take("model._pipeline_model_parallel_layout_builder"),
+                   reader.look("model.pipeline_model_parallel_size"))
     draft.use(builder, why="makes a layout where the launch changes stages (scripts/training/recipe_runner.py:373)")
     if layout is not None:
-        stages, pp = num_chunks(layout.value), reader.look("model.pipeline_model_parallel_size")
+        stages = num_chunks(layout.value)
         if chunks is not None and isinstance(pp, int) and pp > 0 and stages % pp == 0 and stages != pp * chunks.value:
             draft.fail(chunks.where, "virtual_pipeline_model_parallel_size conflicts with "
                        f"pipeline_model_parallel_layout, which has {stages} chunks: {chunks.value} x {pp} stages "
@@ -389,3 +390,9 @@ def read_stages(reader: Reader, draft: Draft) -> None:
         draft.put("training.pipeline.virtual_stages", chunks)
     else:
         draft.use(chunks, why="1, as without it")
+    group = reader.integer("model.microbatch_group_size_per_vp_stage")
+    several = chunks is not None and chunks.value > 1 if layout is None else num_chunks(layout.value) != pp
+    if several:
+        draft.put(f"{_OPTION}microbatch_group_size_per_vp_stage", group)
+    else:
+        draft.idle(group, "no rank has several stages")

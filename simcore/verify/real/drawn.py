@@ -17,8 +17,10 @@ from .worker import isolated
 
 Case = dict[str, Any]
 PRESETS = Path(__file__).resolve().parents[3] / "simcore" / "models" / "presets"
-ARCHITECTURES = {"deepseek_v2": "DeepseekV2", "deepseek_v3": "DeepseekV3", "exaone4": "Exaone4",
+ARCHITECTURES = {"deepseek_v2": "DeepseekV2", "deepseek_v3": "DeepseekV3", "deepseek_v4": "DeepseekV4",
+                 "exaone4": "Exaone4",
                  "exaone_moe": "ExaoneMoe", "gemma2": "Gemma2", "gemma3_text": "Gemma3", "glm4_moe": "Glm4Moe",
+                 "glm_moe_dsa": "GlmMoeDsa",
                  "gpt_oss": "GptOss", "granite": "Granite", "llama": "Llama", "mistral": "Mistral",
                  "mixtral": "Mixtral", "nemotron_h": "NemotronH", "qwen2": "Qwen2", "qwen2_moe": "Qwen2Moe",
                  "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe", "qwen3_next": "Qwen3Next"}

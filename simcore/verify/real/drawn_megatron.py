@@ -37,7 +37,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
 WORDS = (("shared_experts", "shared_experts"), ("experts.", "routed_experts"), ("router.", "router"),
          ("embedding", "embedding"), ("output_layer", "lm_head"), ("layer_norm_", "norms"), ("layernorm", "norms"),
-         ("final_norm", "norms"), ("mixer.", "mamba"), *((f"self_attention.{name}", "delta_net") for name in (
+         ("final_norm", "norms"), ("k_norm", "norms"), ("mixer.", "mamba"),
+         *((f"self_attention.{name}", "delta_net") for name in (
              "in_proj", "out_proj", "conv1d", "out_norm", "A_log", "dt_bias")),
          ("self_attention", "attention"), ("mlp.", "mlp"))
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -106,6 +107,10 @@ def bridged(case: Case, fields: dict[str, Any]) -> Any:
         # transformers 5's configuration has experts where a published one says nothing of any
         for name in ("num_moe_experts", "moe_ffn_hidden_size", "moe_router_num_groups", "moe_router_group_topk"):
             setattr(made, name, None)
+    if fields["model_type"] == "glm_moe_dsa":
+        # as recipes/glm/gb200/glm5.py says: HybridEP and an overlap with it are made of CUDA's
+        made.moe_shared_expert_overlap, made.moe_token_dispatcher_type = False, "alltoall"
+        made.moe_flex_dispatcher_backend = None
     if "kv_lora_rank" in fields and fields.get("q_lora_rank") is None:
         made.q_lora_rank = None  # recipes/moonlight/moonlight_16b.py TEMPFIX: AutoBridge alone builds 512
     return made
