@@ -4,7 +4,8 @@
 
 MEGATRON, BRIDGE: Megatron-LM d98e8a64 and Megatron-Bridge 067f987d. It writes models/glm5-main-2026-08-22.json:
 names and shapes on rank 0 of each case, in registration order, and elements of the published sizes, which are built on
-meta. TransformerEngine is replaced by `te_stub`, which has its constructors alone.
+meta. TransformerEngine is replaced by `te_stub`, which has its constructors alone. `buckets`: those of Megatron-FSDP on
+one rank of 8.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from oracle import drawn_megatron
+from oracle import drawn_megatron, fsdp_flat
 from oracle.worker import isolated
+
+from megatron.core import parallel_state as ps  # isort: skip
+from megatron.core.transformer.transformer_layer import TransformerLayer  # isort: skip
 
 STORED = Path(__file__).parent / "models" / "glm5-main-2026-08-22.json"
 SMALL: dict[str, Any] = {
@@ -31,6 +35,21 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+BUCKETS: tuple[dict[str, Any], ...] = (
+    {"rank": 3}, {"rank": 5, "ep": 2}, {"rank": 6, "tp": 2, "ep": 4}, {"rank": 2, "cp": 2, "ep": 2},
+    {"rank": 7, "preset": "glm-5.2", "fields": {**SMALL, "index_topk_freq": 2}})
+
+
+def bucketed(case: dict[str, Any]) -> dict[str, Any]:
+    """Unit, whether of experts, chunk, elements and a rank's part of each bucket."""
+    chunks, _ = drawn_megatron.built_rank(case)
+    groups = {False: ps.get_data_parallel_group(with_context_parallel=True), True: ps.get_expert_data_parallel_group()}
+    found = fsdp_flat.buckets(chunks[0], [TransformerLayer], 40_000_000, {key: of.size() for key, of in groups.items()},
+                              {key: of.rank() for key, of in groups.items()})
+    return {"case": case, "buckets": [[one[key] for key in ("unit", "expert", "chunk", "numel", "shard")]
+                                      for one in found]}
+
+
 def measured(case: dict[str, Any]) -> dict[str, Any]:
     """Names and shapes of a small model, the number of elements of a published one."""
     chunks, _ = drawn_megatron.built_rank(case)
@@ -42,4 +61,7 @@ def measured(case: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     rows = {name: isolated(measured, case) for name, case in CASES.items()}
-    STORED.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    whole = {"world": 8, "etp": 1, "preset": "glm-5", "fields": SMALL}
+    rows["buckets"] = [isolated(bucketed, {**whole, **case}) for case in BUCKETS]
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
+    STORED.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")

@@ -14,6 +14,8 @@ from checkout import ROOT
 from simcore.frameworks.megatron_fsdp.buckets import bucket_padding, exact_in_buckets, rank_buckets
 
 TRUTH: dict[str, Any] = json.loads((ROOT / "tests/truth/megatron_fsdp/core-0.16.1.json").read_text("utf-8"))
+GLM5: list[dict[str, Any]] = json.loads((ROOT / "tests/truth/models/glm5-main-2026-08-22.json").read_text("utf-8"))[
+    "buckets"]
 MESH = {"dp_shard": 4, "ep": 2}
 
 
@@ -22,6 +24,17 @@ MESH = {"dp_shard": 4, "ep": 2}
 def test_buckets_are_the_real_ones(case: dict[str, Any]) -> None:
     """Their order and sizes, and the shapes in them."""
     assert not fsdp_truth.differs_in_buckets(case)
+
+
+@pytest.mark.parametrize("row", GLM5, ids=lambda row: f"rank{row['case']['rank']}")
+def test_buckets_of_glm5_are_those_of_main(row: dict[str, Any]) -> None:
+    """Those with an indexer, whole on each tp rank, and those without one."""
+    case, degrees = row["case"], {axis: row["case"].get(axis, 1) for axis in ("tp", "cp", "ep", "etp")}
+    plan = small.plan_of("megatron_fsdp", {"dp_shard": 8 // degrees["tp"] // degrees["cp"], **degrees},
+                         rank=case["rank"], model={"config": case["preset"], "overrides": case["fields"]},
+                         version="main 2026-08-22", options={"bucket_size": 40_000_000})
+    found = [[one.unit, one.axis == "expert_dp", one.chunked.chunk, one.numel, one.shard] for one in rank_buckets(plan)]
+    assert found == row["buckets"]
 
 
 def test_every_tensor_is_in_one_bucket() -> None:
