@@ -52,6 +52,8 @@ CASES = {
     "fsdp1, original": case("fsdp1", stored="float32", ranks=3, rank=1, use_orig_params=True),
     "fsdp1, original, whole": case("fsdp1", stored="float32", strategy="NO_SHARD", use_orig_params=True),
     "fsdp1, bf16": case("fsdp1", stored="bfloat16", use_orig_params=True),
+    **{f"fsdp1, lora, rank {rank}": case("fsdp1", stored="float32", ranks=3, rank=rank, lora=8, use_orig_params=True)
+       for rank in (0, 1)},
     "fsdp2": case("fsdp2"), "fsdp2, fp32": case("fsdp2", stored="float32"),
     "fsdp2, torch's": case("fsdp2", torchs="for_loop"), "fsdp2, torch's, foreach": case("fsdp2", torchs="foreach"),
 }

@@ -83,14 +83,17 @@ class OptimizerSizes:
     clipped: int = 0
 
 
-def optimizer_temporaries(plan: Plan, tables: Tables, builder: Builder, parts: Sequence[Updated] = ()) -> None:
+def optimizer_temporaries(plan: Plan, tables: Tables, builder: Builder,
+                          ranks: Sequence[Sequence[Updated]] = ()) -> None:
     """Writes the optimizer's step of the rank, with its temporary memory, to `builder`, see `optimizer_sizes`.
 
-    `parts`: what an optimizer with a step of its own updates, if not the tensors of the plan.
+    `ranks`: what an optimizer with a step of its own updates on each rank that is simulated as this one, if not the
+    tensors of the plan; the step that holds most is written.
     """
     sizes = optimizer_sizes(plan)
-    if parts and plan.framework.optimizer.name in STEPS:
-        sizes = sizes_of(STEPS[plan.framework.optimizer.name], parts, sizes.clipped)
+    if ranks and plan.framework.optimizer.name in STEPS:
+        step = STEPS[plan.framework.optimizer.name]
+        sizes = max((sizes_of(step, parts, sizes.clipped) for parts in ranks), key=lambda one: one.held)
     update(sizes, plan.layers[0], tables, builder)
 
 

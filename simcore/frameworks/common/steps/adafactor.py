@@ -34,23 +34,18 @@ def held(tensors: Sequence[Updated]) -> int:
 def _held(before: Updated | None, this: Updated) -> int:
     """Most bytes while `this` is updated after `before`.
 
-    Moments, in the order of the code: the fp32 gradient beside the last parameter and update; both copies; the square
-    and its sum with epsilon beside them and the last update; the update from its factors; the negated update.
+    Both copies, and either the last update beside the square and its sum with epsilon, or the factors beside that sum
+    and the update that is made of them. No other moment holds more: neither the gradient's copy, made beside the last
+    parameter and update, nor the negated update.
     """
-    last_param, last_update = (_copy(before), _bytes(before)) if before else (0, 0)
-    own, copied = _bytes(this), _copy(this)
-    grad = own if this.grad_size < _FP32 else 0
-    copies = grad + copied
-    return max(last_param + last_update + grad, last_update + copies + 2 * own, copies + 2 * own + _factors(this))
+    own, last_update = _bytes(this), _bytes(before) if before else 0
+    copies = own * ((this.grad_size < _FP32) + (this.size < _FP32))
+    return copies + 2 * own + max(last_update, _factors(this))
 
 
 def _bytes(tensor: Updated) -> int:
     """Bytes of the tensor in fp32."""
     return _FP32 * math.prod(tensor.shape)
-
-
-def _copy(tensor: Updated) -> int:
-    return _bytes(tensor) if tensor.size < _FP32 else 0
 
 
 def _factors(tensor: Updated) -> int:
