@@ -59,6 +59,7 @@ _FEATURES: Final[dict[str, tuple[dict[str, Any], ...]]] = {
     "packed": ({"training": {"lengths": "packed"}},),
     "recompute": ({"training": {"recompute": "full"}},),
     "8-bit Adam": ({"training": {"optimizer": {"moments": "int8"}}},),
+    "Adafactor": ({"training": {"optimizer": {"name": "adafactor"}}},),
     "Muon": ({"training": {"optimizer": {"name": "muon"}}}, {"training": {"optimizer": {"name": "dist_muon"}}}),
     "GaLore": ({"training": {"optimizer": {"name": "galore"}}},),
     "APOLLO": ({"training": {"optimizer": {"name": "apollo"}}},),

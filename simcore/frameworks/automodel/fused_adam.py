@@ -55,6 +55,8 @@ def optimizer_of(job: Draft, options: Mapping[str, Any], stored: str, *, plain: 
         job.refuse_idle(options, name, "but in FlashOptim's Adam (training.optimizer.implementation: flashoptim)")
     if not runs_fused_adam(job):
         job.refuse_idle(options, _REMAINDERS, "but in TE's FusedAdam (training.optimizer.implementation: te)")
+        if plain and "transformers" in OPTIMIZERS[optimizer.name].libraries:
+            raise job.not_yet("training.optimizer.name", f"{optimizer.name} under automodel")
         if OPTIMIZERS[optimizer.name].states:
             job.auto("training.optimizer.moments", optimizer.moments, AS_STORED,
                      "recipes: torch.optim.Adam, zeros_like(parameter)")

@@ -83,9 +83,18 @@ class OptimizerSizes:
     clipped: int = 0
 
 
-def optimizer_temporaries(plan: Plan, tables: Tables, builder: Builder) -> None:
-    """Writes the optimizer's step of the rank, with its temporary memory, to `builder`, see `optimizer_sizes`."""
-    update(optimizer_sizes(plan), plan.layers[0], tables, builder)
+def optimizer_temporaries(plan: Plan, tables: Tables, builder: Builder,
+                          ranks: Sequence[Sequence[Updated]] = ()) -> None:
+    """Writes the optimizer's step of the rank, with its temporary memory, to `builder`, see `optimizer_sizes`.
+
+    `ranks`: what an optimizer with a step of its own updates on each rank that is simulated as this one, if not the
+    tensors of the plan; the step that holds most is written.
+    """
+    sizes = optimizer_sizes(plan)
+    if ranks and plan.framework.optimizer.name in STEPS:
+        step = STEPS[plan.framework.optimizer.name]
+        sizes = max((sizes_of(step, parts, sizes.clipped) for parts in ranks), key=lambda one: one.held)
+    update(sizes, plan.layers[0], tables, builder)
 
 
 def update(sizes: OptimizerSizes, layer: int, tables: Tables, builder: Builder) -> None:
@@ -146,7 +155,7 @@ def _as_updated(placed: Placed) -> list[Updated]:
     stored, grad = (("fp32", "fp32") if any(name == "master_param" for name, _ in policy.optimizer_states) else
                     (policy.at_rest.dtype, policy.grad.dtype))
     return [Updated(placed.spec.name, placed.used_shape, dtype_bytes(stored), dtype_bytes(grad),
-                    projection_of(policy.optimizer_states))] * placed.used_copies
+                    placed.spec.module == "norm", projection_of(policy.optimizer_states))] * placed.used_copies
 
 
 def _clipped(placed: Placed) -> int:

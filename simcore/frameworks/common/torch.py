@@ -30,6 +30,7 @@ OF_POLICIES: Final = ("flash", "flash_eager", "flash_entropy", "flash_entropy_ea
 """Losses of verl's actor and critic, which its workers compute behind the model (verl b178a3cd `workers/actor/
 dp_actor.py`, `workers/critic/dp_critic.py`)."""
 _LEAST_PAGED: Final = 100_000
+_ADAFACTORS: Final = "transformers 5.23 optimization.py; torch 2.13 optim/_adafactor.py _single_tensor_adafactor"
 _BNB: Final = "bitsandbytes 95f9af30 optim/optimizer.py"
 
 Sourced = tuple[str, str]
@@ -103,12 +104,15 @@ def torch_optimizer(job: Draft, source: str, default: str = "foreach", *, plain:
     kept = OPTIMIZERS[optimizer.name]
     if kept.projects:
         return projecting_optimizer(job)
-    of_trainer = plain and "transformers" in kept.libraries and framework != "automodel"
-    if optimizer.name not in optimizers_of("torch", by_matrix=by_matrix) and not of_trainer:
+    if "transformers" in kept.libraries and not plain:
+        raise job.illegal("training.optimizer.name", f"{optimizer.name} over DTensors: aten.add_.Tensor got mixed "
+                          "torch.Tensor and DTensor (transformers'); aten.pow_.Scalar: in-place operations that "
+                          "require placement changes are not supported (torch's)", _ADAFACTORS)
+    if optimizer.name not in optimizers_of("torch", by_matrix=by_matrix) and "transformers" not in kept.libraries:
         raise job.not_yet("training.optimizer.name", f"{optimizer.name} under {framework}")
     if optimizer.momentum and not kept.momentum_states:
         raise job.not_yet("training.optimizer.momentum", f"momentum of {optimizer.name}: it changes no bytes")
-    if of_trainer:
+    if "transformers" in kept.libraries:
         return _of_trainer(job)
     if _low_bit(job, plain=plain):
         return Optimizer(optimizer.name, _checked_low_bit(job, plain=plain))

@@ -7,18 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
+from simcore.frameworks.common.steps.own_step import Updated
 from simcore.frameworks.fsdp1.strategy import Fsdp1Strategy
 from simcore.placement.framework import TensorPolicy, Unit, UpdateTime
 from simcore.placement.layout import TensorLayout
 from simcore.placement.plan import AtRestBytes, Placed, Plan
 from simcore.units import dtype_bytes
 
-__all__ = ["FlatUnit", "exact_in_units", "flat_policy", "flat_units", "mean_in_units", "unit_padding",
-           "unit_padding_bytes"]
+__all__ = ["FlatUnit", "exact_in_units", "flat_policy", "flat_units", "mean_in_units", "parts_updated", "ranks_updated",
+           "unit_padding", "unit_padding_bytes"]
 
 ALIGN = 16
 """Alignment of parameters in bytes (`_get_aligned_numel`)."""
+_FEW: Final = 512
+"""Ranks whose parts are all looked at, to find those whose update holds most; a limit of time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +154,39 @@ def exact_in_units(plan: Plan) -> dict[str, AtRestBytes]:
         for placed in (placed for placed in plan.kinds[kind] if placed.constants):
             totals[placed.spec.component] += AtRestBytes(params_bytes=count * placed.constants)
     return totals
+
+
+def ranks_updated(plan: Plan) -> tuple[list[Updated], ...]:
+    """Returns `parts_updated` of every rank that shares the shards, or of first, own and last if they are many.
+
+    () where parameters keep their shapes, under NO_SHARD with `use_orig_params`, or are updated on the host.
+    """
+    strategy, parts = plan.framework.strategy_as(Fsdp1Strategy), parts_of(plan)
+    if strategy.on_host or (strategy.aligned and parts == 1):
+        return ()
+    own = plan.mesh.axis(strategy.axis).coordinate(plan.rank) if parts > 1 else 0
+    chosen = range(parts) if parts <= _FEW else (0, own, parts - 1)
+    return tuple(parts_updated(plan, at) for at in (chosen if strategy.aligned else (own,)))
+
+
+def parts_updated(plan: Plan, at: int) -> list[Updated]:
+    """Returns what the optimizer sees on the rank at coordinate `at`, unit by unit: flat parts that train.
+
+    With `use_orig_params` they are views of the parts of each parameter that lie in the rank's shard, in the order of
+    modules.
+    """
+    strategy, found = plan.framework.strategy_as(Fsdp1Strategy), []
+    for unit in (unit for unit in flat_units(plan) if unit.trains):
+        sizes = dtype_bytes(unit.policy.at_rest.dtype), dtype_bytes(unit.policy.grad.dtype)
+        if not strategy.aligned:
+            found.append(Updated("_flat_param", (unit.shard,), *sizes))
+            continue
+        for layer, number, start, end in unit.places:
+            placed = plan.of_layer(layer)[number]
+            inside = min(end, (at + 1) * unit.shard) - max(start, at * unit.shard)
+            if inside > 0 and placed.trainable:
+                found.append(Updated(placed.spec.name, (inside,), *sizes, placed.spec.module == "norm"))
+    return found
 
 
 def _held(placed: Placed, inside: int, *, trains: bool) -> AtRestBytes:

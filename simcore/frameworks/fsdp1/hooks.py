@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from simcore.frameworks.common.cpu_optimizer import updated
 from simcore.frameworks.common.optimizer_memory import optimizer_temporaries, post_rest, rest_postings
 from simcore.frameworks.fsdp1.adapter_units import AdapterUnits
-from simcore.frameworks.fsdp1.flat_parameters import FlatUnit, flat_units, parts_of, unit_padding
+from simcore.frameworks.fsdp1.flat_parameters import FlatUnit, flat_units, parts_of, ranks_updated, unit_padding
 from simcore.frameworks.fsdp1.gradients import FlatGradients
 from simcore.frameworks.fsdp1.strategy import Fsdp1Strategy
 from simcore.pipeline.schedule import Action
@@ -173,7 +173,7 @@ class Fsdp1Hooks(UnrepeatedHooks):
         begin, end, step_end = self.marks
         self.out.mark(begin)
         updated(self.plan, self.out)
-        optimizer_temporaries(self.plan, self.tables, self.out)
+        optimizer_temporaries(self.plan, self.tables, self.out, ranks_updated(self.plan))
         self.out.mark(end)
         self.grads.drop()
         self.out.mark(step_end)

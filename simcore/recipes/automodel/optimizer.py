@@ -14,7 +14,8 @@ from simcore.recipes.rows import Idle, Off, On, Says, Unmodelled, read_rows
 __all__ = ["LOSSES", "OPTIMIZERS", "OPTIMIZER_ROWS", "read_implementation", "read_loss",
            "read_optimizer"]
 
-OPTIMIZERS: Final = {"torch.optim.Adam": "adam", "torch.optim.AdamW": "adamw", "torch.optim.SGD": "sgd"}
+OPTIMIZERS: Final = {"torch.optim.Adam": "adam", "torch.optim.AdamW": "adamw", "torch.optim.SGD": "sgd",
+                     "torch.optim.Adafactor": "adafactor"}
 LOSSES: Final = {"MaskedCrossEntropy": "masked_fp32", "FusedLinearCrossEntropy": "cut",
                   "TEParallelCrossEntropy": "te_inplace", "ChunkedCrossEntropy": "chunked"}
 OPTIMIZER_ROWS: Final = (
@@ -23,7 +24,7 @@ OPTIMIZER_ROWS: Final = (
     Off("optimizer.amsgrad", "a third moment"),
     Idle(tuple(f"optimizer.{name}" for name in (
         "lr", "betas", "eps", "epsilon", "weight_decay", "adam_w_mode", "bias_correction", "dampening", "nesterov",
-        "maximize", "decoupled_weight_decay")), "values, not tensors"),
+        "maximize", "decoupled_weight_decay", "beta2_decay", "d")), "values, not tensors"),
     Off("optimizer.differentiable", "an optimizer through which gradients flow"),
     Unmodelled(("optimizer.capturable",), "counts of steps that stay on the device: a few bytes"),
     Unmodelled(("optimizer.param_group_overrides.*",), "parameters are updated as one group"),

@@ -362,6 +362,8 @@ def write_optimizer(draft: Draft, zero: Zero | None, named: Taken[str] | None, r
     elif on_host:
         draft.infer("training.optimizer.name", "adamw", "states on the host have DeepSpeed's own Adam, whatever the "
                     "trainer's optimizer is", named, source="accelerate 1.15.0 utils/deepspeed.py")
+    elif kept and holds_states_on_host(draft) and OPTIMIZERS[named.value]["name"] != "adamw":
+        draft.refuse(named, f"{named.value} on a CPU")
     elif kept:
         said = {**OPTIMIZERS[named.value]}
         loop = {"implementation": "for_loop"} if said.get("implementation") == "foreach" else {}  # on a CPU

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.shards import Shards
-from simcore.recipes.reader import Reader
+from simcore.recipes.reader import Reader, Taken
 
-__all__ = ["CLIP", "OPTIMIZERS", "SOURCE", "read_clipping", "write_wide_states"]
+__all__ = ["CLIP", "OPTIMIZERS", "SOURCE", "named_optimizer", "read_clipping", "write_wide_states"]
 
 _EIGHT: Final = {"name": "adamw", "moments": "int8"}
 OPTIMIZERS: Final[dict[str, dict[str, Any]]] = {
@@ -20,6 +20,7 @@ OPTIMIZERS: Final[dict[str, dict[str, Any]]] = {
     "paged_adamw_32bit": {"name": "adamw", "implementation": "bitsandbytes", "paged": True},
     "adamw_torch_8bit": {**_EIGHT, "implementation": "torchao"},
     "adamw_torch_4bit": {"name": "adamw", "moments": "int4", "implementation": "torchao"},
+    "adafactor": {"name": "adafactor"},
     "sgd": {"name": "sgd"},
 }
 """Settings of `training.optimizer` by the value of `optim`."""
@@ -27,6 +28,19 @@ SOURCE: Final = ("transformers 5.23.0 trainer_optimizer.py: adamw_torch_8bit and
                  "adamw_bnb_8bit of bitsandbytes")
 
 CLIP: Final = "the norm is taken and gradients are multiplied whatever it says: both are timed, but under ZeRO"
+
+
+def named_optimizer(reader: Reader, draft: Draft) -> Taken[str] | None:
+    """Returns the value of `optim`, for which older releases have a flag too; None where the recipe has neither.
+
+    transformers 4.57 `training_args.py`, __post_init__: `adafactor: true` takes the place of whatever `optim` says.
+    """
+    flag = reader.flag("adafactor")
+    if flag is not None and flag.value:
+        draft.idle(reader.matching("optim"), "adafactor goes before it")
+        return Taken("adafactor", flag.path, flag.where, flag.reader)
+    draft.idle(flag, "the default")
+    return reader.text("optim")
 
 
 def write_wide_states(draft: Draft, shards: Shards, release: str) -> None:

@@ -19,7 +19,13 @@ from simcore.recipes.huggingface.deepspeed import (
 )
 from simcore.recipes.huggingface.fsdp import Plugin, read_plugin, share_ranks
 from simcore.recipes.huggingface.low_rank.trainer import LOW_RANK, read_low_rank
-from simcore.recipes.huggingface.optimizers import OPTIMIZERS, SOURCE, read_clipping, write_wide_states
+from simcore.recipes.huggingface.optimizers import (
+    OPTIMIZERS,
+    SOURCE,
+    named_optimizer,
+    read_clipping,
+    write_wide_states,
+)
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.huggingface.shipped import own_files
 from simcore.recipes.huggingface.without_effect import ALIKE
@@ -167,7 +173,7 @@ def read_optimizer(reader: Reader, draft: Draft, launch: Launch, default: str = 
 
     `default`: the Trainer's own `optim` in the release `trainer`.
     """
-    named = reader.text("optim")
+    named = named_optimizer(reader, draft)
     if reader.look("max_grad_norm") is None:
         draft.idle(reader.matching("max_grad_norm"), f"{_TRAINER} compares it with 0, and stops; 4.46.3 clips nothing "
                                                      "at null, but norm and product are timed")

@@ -86,7 +86,7 @@ def test_states_of_each_parameter(name: str) -> None:
 @pytest.mark.parametrize("name", RAN)
 def test_bytes_of_steps_with_new_projectors_and_between(name: str) -> None:
     row, plan = ROWS[name], plan_of(name)
-    tensors = [Updated(key, placed.used_shape, size, size, projection_of(placed.policy.optimizer_states))
+    tensors = [Updated(key, placed.used_shape, size, size, projection=projection_of(placed.policy.optimizer_states))
                for key, placed in trained(plan) for size in [dtype_bytes(placed.policy.grad.dtype)]]
     gap = row["args"].get("update_proj_gap", 200)
     assert [low_rank.held_by(tensors, copies=0, renews=step % gap == 0) for step in (1, 2)] == [

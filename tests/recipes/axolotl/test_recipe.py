@@ -165,6 +165,11 @@ def test_embeddings_keep_states_in_32_bits_beside_8_bit_ones(tmp_path: Path) -> 
         assert "wide_embedding_states" not in scenario(tmp_path, recipe).framework_options
 
 
+def test_adafactor_is_transformers(tmp_path: Path) -> None:
+    """axolotl 067b021c core/builders/base.py hands `optimizer` on as `optim`."""
+    assert scenario(tmp_path, changed(QLORA, optimizer="adafactor")).training.optimizer.name == "adafactor"
+
+
 def test_adapters_under_fsdp_1_are_units_of_their_own(tmp_path: Path) -> None:
     """transformers 5.23 `distributed/fsdp.py` takes PEFT's policy, with and without original parameters."""
     for original in (False, True):

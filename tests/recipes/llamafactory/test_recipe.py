@@ -324,3 +324,9 @@ def test_keys_of_older_releases_are_told() -> None:
     found = imported({**FULL, "ray_run_name": "a", "ray_storage_path": "b", "resources_per_worker": {"GPU": 1},
                       "visual_inputs": True})
     assert not found.unknown
+
+
+def test_adafactor_by_its_name_and_by_the_flag_of_transformers_4() -> None:
+    """transformers 4.57 training_args.py __post_init__: the flag goes before `optim`."""
+    for said in ({"optim": "adafactor"}, {"optim": "sgd", "adafactor": True}):
+        assert scenario({**FULL, **said}).training.optimizer.name == "adafactor"

@@ -193,7 +193,7 @@ def test_a_packed_base_has_adapters_in_bf16_and_plain_scales() -> None:
     (({**LORA, "lora_target_modules": [".*q_proj", "v_proj"]},), "modules by a pattern"),
     (({**LORA, "lora_modules_to_save": ["lm_head"]},), "not yet: lora_modules_to_save"),
     (({**RECIPE, "load_in_4bit": True},), "a packed base that is trained in full"),
-    (({**RECIPE, "optim": "adafactor"},), "not yet: optim: the optimizer adafactor"),
+    (({**RECIPE, "optim": "ademamix"},), "not yet: optim: the optimizer ademamix"),
     (({**RECIPE, "loss_type": "dft"},), "not yet: loss_type"),
     (({**RECIPE, "max_length": None},), "max_length is null, so that nothing is cut"),
     (({**RECIPE, "betta": 0.1},), "unknown key 'betta'"),
@@ -389,14 +389,33 @@ def test_the_loss_that_balances_experts_is_on_by_default() -> None:
     assert kinds == [["not modelled"], ["no effect"], ["not modelled"]]
 
 
+def test_adafactor_by_its_name_and_by_the_flag_of_an_older_release() -> None:
+    """transformers 5.23.0 trainer_optimizer.py _get_adafactor, which reads no `optim_args`; 4.57 training_args.py."""
+    named = imported({**RECIPE, "optim": "adafactor", "optim_args": "beta1=0.9"})
+    named.expect_complete()
+    assert named.values["training"]["optimizer"] == {"name": "adafactor"}
+    assert [one.kind for one in named.left if one.key == "optim_args"] == ["no effect"]
+    older = {name: value for name, value in RECIPE.items() if name not in ("dtype", "max_length")}
+    older |= {"torch_dtype": "bfloat16", "max_seq_length": 512, "optim": "adamw_8bit"}
+    for flag, name in ((True, "adafactor"), (False, "adamw")):
+        found = imported({**older, "adafactor": flag})
+        found.expect_complete()
+        assert found.values["training"]["optimizer"]["name"] == name
+    assert "optim: adafactor goes before it" in [f"{one.key}: {one.why}" for one in imported(
+        {**older, "adafactor": True}).left]
+    assert imported({**RECIPE, "optim": "adafactor"}, ZERO).values["training"]["optimizer"]["name"] == "adafactor"
+
+
 def test_states_on_the_host_have_deepspeeds_adam_whatever_optim_says() -> None:
     """accelerate 1.15.0 `utils/deepspeed.py` map_pytorch_optim_to_deepspeed; without offload the optimizer is kept."""
     host = {**ZERO, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
-    for optim in ("adamw_8bit", "sgd", "adamw_torch", "paged_adamw_32bit"):
+    for optim in ("adafactor", "adamw_8bit", "sgd", "adamw_torch", "paged_adamw_32bit"):
         assert scenario({**RECIPE, "optim": optim}, host).training.optimizer.name == "adamw", optim
     assert imported({**RECIPE, "optim": "sgd"}, ZERO).values["training"]["optimizer"]["name"] == "sgd"
     kept = imported(RECIPE, {**host, "zero_force_ds_cpu_optimizer": False})
     assert not kept.refused
+    other = refusal({**RECIPE, "optim": "adafactor"}, {**host, "zero_force_ds_cpu_optimizer": False})
+    assert "not yet: optim: adafactor on a CPU" in other
     assert kept.values["training"]["optimizer"]["name"] == "adamw"
 
 

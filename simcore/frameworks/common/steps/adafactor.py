@@ -26,9 +26,7 @@ _FP32: Final = 4
 
 def held(tensors: Sequence[Updated]) -> int:
     """Returns the most bytes that the step holds at a time, in the order of the Trainer's two parameter groups."""
-    groups = [[t for t in tensors if bool(_UNDECAYED.search(t.name.lower())) is undecayed]
-              for undecayed in (False, True)]
-    ordered = [t for group in groups for t in group]
+    ordered = sorted(tensors, key=lambda t: t.is_norm or _UNDECAYED.search(t.name.lower()) is not None)
     return max((_held(before, this) for before, this in zip([None, *ordered], ordered, strict=False)), default=0)
 
 

@@ -41,7 +41,7 @@ class StepAlone:
 
     def __call__(self, shape: Shape) -> Step:
         """Returns the step of a parameter of `shape`: temporary bytes, FLOPs and bytes moved."""
-        tensor = Updated("", shape, self.size, self.size, self.projection)
+        tensor = Updated("", shape, self.size, self.size, projection=self.projection)
         return Step(held([tensor]), 12 * math.prod(shape), moved(tensor))
 
 

@@ -15,13 +15,15 @@ class Updated:
     """One tensor as an optimizer's step sees it on this rank.
 
     `name`: in its layer. `shape`: of the rank's part; one dimension, if it is a part of a flat parameter. `size`,
-    `grad_size`: bytes of an element of the parameter and of its gradient. `projection`: to a low rank, if it is.
+    `grad_size`: bytes of an element of the parameter and of its gradient. `is_norm`: it is a norm's, by any name.
+    `projection`: of its gradient to a low rank, if there is one.
     """
 
     name: str
     shape: tuple[int, ...]
     size: int
     grad_size: int
+    is_norm: bool = False
     projection: Projection | None = None
 
 

@@ -69,7 +69,6 @@ _ROWS: Final[tuple[Row, ...]] = (
     Idle(("include_tokens_per_second", "fp16_opt_level"), "what is logged, and Apex, which is not used"),
     Off("no_cuda", "training on the CPU"),
     Says("torchdynamo", "", "text", {None: None}, what="layers by torch.compile, backend"),
-    Off("adafactor", "the optimizer adafactor"),
 )
 _READ_AS: Final = ("of an older release: read by the defaults of {} with {} ({}whole logits), on the layers of "
                    "transformers 5.23.0; TRL 1.16.0 has no such argument, at which `trl sft` stops")
