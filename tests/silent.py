@@ -101,6 +101,7 @@ OWN: Final[dict[str, tuple[Any, ...]]] = {
     "training.lora.target_modules": (["q_proj"], ["linear_qkv"]),
     "training.lora.exclude_modules": (["*q_proj*"], ["*qkv*"]), "training.lora.modules_to_save": (["lm_head"],),
     "training.global_batch_size": (16, 32, 8), "training.optimizer.momentum": (0.9, 0.0),
+    "training.optimizer.low_rank.target_modules": (["q_proj"], ["down_proj"]),
     "training.offload.params": ("host", "nvme"), "training.offload.optimizer": ("host", "nvme"),
     "training.offload.gradients": ("host", "nvme"), "training.offload.activations": ("host",),
     "training.sequence_parallel": (False, True), "environment.cublas_workspace_config": (":4096:8", ":16:8"),
@@ -196,6 +197,9 @@ _IMAGES: Final[tuple[Tree, ...]] = ({
 _BY_TE: Final[tuple[Tree, ...]] = ({
     "model": DENSE, "mesh": {"dp_shard": 4}, "training": {"optimizer": {"implementation": "te", "master": "fp32"}}}, {
     "model": DENSE, "mesh": {"dp_shard": 4}, "training": {"optimizer": {"implementation": "flashoptim"}}})
+_PROJECTED: Final[tuple[Tree, ...]] = ({
+    "model": DENSE, "mesh": {"dp_replicate": 4},
+    "training": {"optimizer": {"name": "apollo", "low_rank": {"rank": 32, "target_modules": ["mlp"]}}}},)
 _OF_MAIN: Final[tuple[Tree, ...]] = (
     {"model": DENSE, "mesh": {"dp_shard": 4}, "framework_version": "main 2026-08-22"},
     {"model": EXPERTS, "mesh": {"dp_shard": 4, "ep": 2}, "framework_version": "main 2026-08-22"},
@@ -209,7 +213,8 @@ _BOTH: Final[Tree] = {"model": DENSE, "mesh": {"cp": 4}, "framework_options": {
     "cp_comm_type": "a2a+p2p", "hierarchical_context_parallel_sizes": [2, 2]}}
 PAGED: Final[dict[str, tuple[Tree, ...]]] = {"megatron": (*_PAGED, _BOTH), "megatron_fsdp": (
     *_PAGED, *_OF_MAIN, _BOTH | {"framework_version": "main 2026-08-22"}),
-                                             "automodel": (*_IMAGES, *_BY_TE)}
+                                             "automodel": (*_IMAGES, *_BY_TE),
+                                             "ddp": _PROJECTED}
 """Jobs with options that matter in them alone; they come last, so that others keep their numbers."""
 OPTIONS_BESIDE: Final[dict[str, tuple[Tree, ...]]] = {
     "automodel": ({"framework_options": {"enable_fsdp2_prefetch": True}},), "megatron": _MEGATRON,

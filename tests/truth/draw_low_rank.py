@@ -1,18 +1,24 @@
-"""Draws small Llamas and settings of GaLore and APOLLO for `probe_low_rank.py`.
+"""Draws small models and settings of GaLore and APOLLO for `probe_low_rank.py`: Llamas, or of other families.
 
-    python tests/truth/draw_low_rank.py --seed 20261201 --count 48 > cases
+    python tests/truth/draw_low_rank.py --seed 20261130 --count 56 > cases
+    python tests/truth/draw_low_rank.py --seed 20261201 --count 44 --families > cases
 """
 
 from __future__ import annotations
 
 import random
-from pathlib import Path
+import sys
 from typing import Any
 
 from drawing import Case, chosen, numbered, print_cases
 
 _LISTS = (["attn", "mlp"], ["q_proj", "v_proj"], ["mlp"], ["self_attn.o_proj", "down_proj"], ["proj"],
           ["lm_head", "mlp"])
+
+FAMILIES = (("qwen2", "deepseek-r1-distill-qwen-1.5b"), ("qwen3", "qwen3-0.6b"), ("gemma2", "gemma-2-2b"),
+            ("mixtral", "mixtral-8x7b"), ("olmo2", "olmo-2-1b"), ("granite", "granite-3.3-2b"),
+            ("qwen3_moe", "qwen3-30b-a3b"))
+"""Families with a preset of each, whose fields that are not drawn the small model keeps in the simulation."""
 
 
 def _model(rng: random.Random) -> Case:
@@ -43,8 +49,20 @@ def _one(rng: random.Random) -> Case:
     return case
 
 
-drawn = numbered("r", _one)
-STORED = Path(__file__).parent / "optimizers"
+def _of_family(rng: random.Random) -> Case:
+    family, preset = rng.choice(FAMILIES)
+    case = _one(rng)
+    case["model"] |= {"head_dim": case["model"]["hidden_size"] // case["model"]["num_attention_heads"]}
+    if family in ("mixtral", "qwen3_moe"):
+        case["model"] |= {"num_local_experts" if family == "mixtral" else "num_experts": rng.choice((2, 4)),
+                          "num_experts_per_tok": 2}
+    if family == "qwen3_moe":
+        case["model"] |= {"moe_intermediate_size": rng.choice((32, 64))}
+    return {"family": family, "preset": preset, **{key: case[key] for key in case if key != "lora"}}
+
 
 if __name__ == "__main__":
-    print_cases(drawn, __doc__, 20261130, 24)
+    others = "--families" in sys.argv
+    if others:
+        sys.argv.remove("--families")
+    print_cases(numbered("f" if others else "r", _of_family if others else _one), __doc__, 20261130, 56)

@@ -3,7 +3,7 @@
     PYTHONPATH=... python tests/truth/probe_low_rank.py < cases > rows     (one JSON object a line)
 
 galore-torch 1.0, apollo-torch 1.0.3. `Trainer.get_optimizer_cls_and_kwargs` chooses the parameters and makes the
-optimizer of a small Llama of transformers, with real tensors on the CPU; gradients are drawn. Every storage that an
+optimizer of a small model of transformers, with real tensors on the CPU; gradients are drawn. Every storage that an
 operator returns is logged (`oracle/steps/tracker.py`), so what a kernel allocates inside, such as the workspace of an
 SVD, is not. Left out are the seed that APOLLO draws on the host and tensors without dimensions, one number each.
 
@@ -22,14 +22,14 @@ from typing import Any
 
 import torch
 from oracle.steps.tracker import Tracker
-from transformers import AutoModelForCausalLM, LlamaConfig, Trainer, TrainingArguments
+from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
 
 STEPS = 3
 
 
 def model_of(case: dict[str, Any]) -> torch.nn.Module:
-    """The small Llama of a case, in its dtype, with PEFT's adapters if it names a rank of them."""
-    config = LlamaConfig(**case["model"], use_cache=False)
+    """The small model of a case, in its dtype, with PEFT's adapters if it names a rank of them."""
+    config = AutoConfig.for_model(case.get("family", "llama"), **case["model"], use_cache=False)
     model = AutoModelForCausalLM.from_config(config).to(getattr(torch, case["dtype"]))
     if case.get("lora"):
         from peft import LoraConfig, get_peft_model

@@ -45,7 +45,8 @@ def asked(row: dict[str, Any]) -> dict[str, Any]:
     model = {**row["model"], "head_dim": row["model"]["hidden_size"] // row["model"]["num_attention_heads"]}
     adapters = {"rank": row.get("lora"), "target_modules": ["q_proj", "v_proj"], "dtype": form}
     lora: dict[str, Any] = {"method": "lora", "lora": adapters} if "lora" in row else {}
-    return {"model": {"config": "llama-3.2-1b", "overrides": model}, "precision": {"params": form, "compute": form},
+    return {"model": {"config": row.get("preset", "llama-3.2-1b"), "overrides": model}, "implementation": "hf",
+            "precision": {"params": form, "compute": form},
             "optimizer": {"name": row["optim"].partition("_")[0],
                           "low_rank": {**given, "target_modules": row["targets"]}},
             **lora}

@@ -16,7 +16,7 @@ class Updated:
 
     `name`: in its layer. `shape`: of the rank's part; one dimension, if it is a part of a flat parameter. `size`,
     `grad_size`: bytes of an element of the parameter and of its gradient. `is_norm`: it is a norm's, by any name.
-    `projection`: to a low rank, if it is.
+    `projection`: of its gradient to a low rank, if there is one.
     """
 
     name: str
