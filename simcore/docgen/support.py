@@ -59,6 +59,8 @@ _FEATURES: Final[dict[str, tuple[dict[str, Any], ...]]] = {
     "packed": ({"training": {"lengths": "packed"}},),
     "recompute": ({"training": {"recompute": "full"}},),
     "8-bit Adam": ({"training": {"optimizer": {"moments": "int8"}}},),
+    "Lion": ({"training": {"optimizer": {"name": "lion"}}},),
+    "RMSprop": ({"training": {"optimizer": {"name": "rmsprop"}}},),
     "Muon": ({"training": {"optimizer": {"name": "muon"}}}, {"training": {"optimizer": {"name": "dist_muon"}}}),
     "virtual stages": ({"mesh": {"pp": 2}, "training": {"pipeline": {"virtual_stages": 2}}},),
     "zero bubble": ({"mesh": {"pp": 2}, "training": {"pipeline": {"schedule": "zb_h1"}}},),
