@@ -60,6 +60,8 @@ _FEATURES: Final[dict[str, tuple[dict[str, Any], ...]]] = {
     "recompute": ({"training": {"recompute": "full"}},),
     "8-bit Adam": ({"training": {"optimizer": {"moments": "int8"}}},),
     "Adafactor": ({"training": {"optimizer": {"name": "adafactor"}}},),
+    "Lion": ({"training": {"optimizer": {"name": "lion"}}},),
+    "RMSprop": ({"training": {"optimizer": {"name": "rmsprop"}}},),
     "Muon": ({"training": {"optimizer": {"name": "muon"}}}, {"training": {"optimizer": {"name": "dist_muon"}}}),
     "GaLore": ({"training": {"optimizer": {"name": "galore"}}},),
     "APOLLO": ({"training": {"optimizer": {"name": "apollo"}}},),

@@ -20,7 +20,7 @@ _MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True, slots=True)
 class StepForm:
-    """What an implementation of a step holds for a moment, in copies of a state, and its passes over memory.
+    """Copies of a state that an implementation of a step holds for a moment, and its passes over memory.
 
     `at_once`: copies of all tensors of a parameter group together. One tensor after the other: `of_one` copies of the
     tensor that is updated, of which `left` wait until the next one has its own. `passes`: times that a step reads or

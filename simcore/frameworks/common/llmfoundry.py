@@ -60,6 +60,7 @@ def check(job: Job, options: dict[str, Any]) -> None:
     `options`: the framework options that the scenario sets, by name.
     """
     mesh, training = job.mesh, job.scenario.training
+    job.one_of("training.optimizer.name", training.optimizer.name, ("adamw", "adam", "sgd"))  # not Composer's Lion
     if job.graph.architecture.family != "mpt":
         raise job.not_yet("implementation", f"{job.graph.architecture.family} in the layers of llm-foundry (served: "
                           "mpt)")

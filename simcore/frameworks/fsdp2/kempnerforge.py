@@ -56,6 +56,7 @@ def check(job: Job, options: dict[str, Any]) -> None:
     if family not in ("llama", "mixtral"):
         raise job.not_yet("implementation", f"{family} in the layers of KempnerForge (served: llama, mixtral)")
     job.one_of("training.loss", training.loss, ("auto",))
+    job.one_of("training.optimizer.name", training.optimizer.name, ("adamw", "adam", "sgd"))
     if training.lengths == "packed":
         raise job.not_yet("training.lengths", "packed sequences with KempnerForge's layers")
     if training.method != "full":

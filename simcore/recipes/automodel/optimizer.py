@@ -54,7 +54,9 @@ def read_optimizer(reader: Reader, draft: Draft) -> None:
         read_flash_adam(reader, draft)
         return
     name = OPTIMIZERS.get(str(reader.look("optimizer._target_")), "")
-    if name != "lion":  # lion-pytorch's takes no such switches
+    if name == "lion":  # which takes no such switches
+        draft.default("training.optimizer.implementation", "for_loop", "lion-pytorch 0.2.5", "lion_pytorch.py")
+    else:
         read_implementation(reader, draft, "optimizer.")
     check_decay(reader, draft, name, "optimizer.weight_decay")
     read_rows(reader, draft, OPTIMIZER_ROWS)

@@ -34,6 +34,8 @@ def test_operators_go_over_whole_tensors() -> None:
     assert cpu_bytes("adamw", "for_loop", 100, 4) == cpu_bytes("adam", "", 100, 4) == 20 * 400
     assert cpu_bytes("adamw", "fused", 100, 2) == 7 * 200
     assert cpu_bytes("sgd", "", 100, 4) == 11 * 400
+    assert cpu_bytes("lion", "for_loop", 100, 4) == 19 * 400
+    assert cpu_bytes("lion", "fused", 100, 4) == 5 * 400
 
 
 # ---- Megatron -------------------------------------------------------------------------------------------------------

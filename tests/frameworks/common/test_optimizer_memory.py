@@ -87,6 +87,19 @@ def test_a_loop_and_lists_read_and_write_everything_several_times() -> None:
     assert moved == [several, several, once, alone]
 
 
+@pytest.mark.parametrize(("name", "implementation", "passes", "held"), [
+    ("lion", "for_loop", 13 + 6, 2 * 1000 * 256), ("rmsprop", "foreach", 9 + 4, WHOLE),
+    ("adagrad", "foreach", 7 + 6, 2 * WHOLE), ("rmsprop", "for_loop", 9 + 4, 2 * 688 * 256), ("adagrad", "for_loop", 7 + 4, 2 * 688 * 256)])
+def test_other_optimizers_hold_copies_and_go_over_memory_in_their_own_way(name: str, implementation: str, passes: int,
+                                                                           held: int) -> None:
+    """lion-pytorch 0.2.5 `lion_pytorch.py`, torch 2.13 `optim/rmsprop.py`, `optim/adagrad.py`: counted operators."""
+    program = small.program_of("fsdp2", {"dp_shard": 2}, model="llama-tiny",
+                               optimizer={"name": name, "implementation": implementation})
+    updates = (program.columns[:, OP] == Op.COMPUTE) & (program.phase == Phase.OPTIMIZER)
+    assert program.columns[updates, AUX].tolist()[-1] == passes * 4 * WHOLE // 2
+    assert temporaries(name=name, implementation=implementation) == 4 * held // 2
+
+
 def test_gradients_are_clipped_where_a_trainer_does_so_and_in_one_pass_of_all() -> None:
     """Not in KempnerForge's layers, whose files say so or not; nor where the optimizer runs in backward."""
     counts = []

@@ -12,7 +12,7 @@ from simcore.simulate import check
 
 
 @pytest.mark.parametrize(("target", "optimizer"), [
-    ("lion_pytorch.Lion, lr: 1e-5", {"name": "lion"}),
+    ("lion_pytorch.Lion, lr: 1e-5", {"name": "lion", "implementation": "for_loop"}),
     ("torch.optim.RMSprop, lr: 1e-5, momentum: 0.9", {"name": "rmsprop", "momentum": 0.9}),
     ("torch.optim.Adagrad, lr: 1e-5, foreach: false", {"name": "adagrad", "implementation": "for_loop"})])
 def test_a_class_is_an_optimizer(target: str, optimizer: dict[str, object], tmp_path: Path,

@@ -45,7 +45,7 @@ def imported(*values: dict[str, Any]) -> Imported:
 
 
 def refusal(*values: dict[str, Any]) -> str:
-    """What the recipe itself stops at, or the scenario that it becomes."""
+    """Problems of a recipe, or of the scenario that it becomes."""
     found = imported(*values)
     if found.refused or found.wrong:
         return " ".join(map(str, (*found.refused, *found.wrong)))
