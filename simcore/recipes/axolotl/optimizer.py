@@ -17,6 +17,8 @@ _SERVED: Final[dict[str, dict[str, Any]]] = {
     **OPTIMIZERS,
     "muon": {"name": "muon"},
 }
+_BATCHES: Final = ("its step over DTensors is torch's here; axolotl's DistMuon (axolotl-contribs-mit 0.0.6 muon/"
+                   "dist_muon.py) exchanges a matrix a rank at a time, up to three such batches at once: more bytes")
 _UNHANDLED: Final = ("ao_adamw_4bit", "ao_adamw_8bit")
 """Names in axolotl's schema (`utils/schemas/enums.py`) for which its builder has no optimizer."""
 
@@ -36,8 +38,12 @@ def read_optimizer(reader: Reader, draft: Draft, sharding: Sharding) -> None:
     elif named is None:
         draft.default("training.optimizer", {"name": "adamw", "implementation": "fused"}, "axolotl 067b021c",
                       "utils/schemas/training.py optimizer: adamw_torch_fused")
+    elif named.value == "muon" and sharding.shards is Shards.NONE:
+        draft.refuse(named, "axolotl's Muon of whole matrices, which leaves out parameters of one dimension")
     elif named.value in _SERVED:
         draft.put("training.optimizer", named, _SERVED[named.value], SOURCE)
+        if named.value == "muon":
+            draft.unmodelled_default("DistMuon", "a matrix a rank", _BATCHES)
         write_wide_states(draft, sharding.shards, "transformers 5.14.1")
     elif named.value in _UNHANDLED:
         draft.use(named)

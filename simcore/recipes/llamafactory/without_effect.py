@@ -40,6 +40,6 @@ WITHOUT_EFFECT: Final[tuple[Row, ...]] = (
          "of what is not asked for"),
     *(Off(name, what) for name, what in (
         ("use_galore", "GaLore"), ("use_apollo", "APOLLO"), ("use_badam", "BAdam"), ("use_adam_mini", "Adam-mini"),
-        ("use_muon", "LLaMA-Factory's own Muon"))),
+        ("use_muon", "LLaMA-Factory's own Muon (under DeepSpeed its step stops: KeyError 'use_muon')"))),
     Idle(("galore_*", "apollo_*", "badam_*"), "of optimizers that are not asked for, or are refused"),
 )
