@@ -38,12 +38,13 @@ CASES = {
     "2, host": base.case(2, checkpoint=False, offload_optimizer=TO_CPU),
     "3, scattered": base.case(3, checkpoint=False),
 }
-SEED, COUNT = 20271130, 44
+SEEDS, COUNT = {"m": 20271130, "n": 20271202}, 44
+"""`m`: before ZeRO-1 with overlap_comm sent gradients in the order of autograd; `n`: after."""
 
 
-def drawn():
+def drawn(letter):
     """Models, ranks, buckets, microbatches."""
-    rng, found = random.Random(SEED), {}
+    rng, found = random.Random(SEEDS[letter]), {}
     for number in range(COUNT):
         heads, ranks = rng.choice((2, 3, 4, 5)), rng.choice((1, 2, 3, 4, 5, 8, 16, 48))
         model = base.LLAMA | {
@@ -52,7 +53,7 @@ def drawn():
             "vocab_size": rng.choice((503, 1000, 3001)), "tie_word_embeddings": rng.random() < 0.3}
         options = {"reduce_bucket_size": rng.choice((50_000, 300_000, 2_000_000)),
                    "overlap_comm": rng.random() < 0.5}
-        found[f"m{number}"] = base.case(rng.choice((1, 2)), model, ranks, rng.randrange(ranks),
+        found[f"{letter}{number}"] = base.case(rng.choice((1, 2)), model, ranks, rng.randrange(ranks),
                                         rng.choice(("llama", "qwen2")), rng.random() < 0.5, **options) | {
                                             "steps": rng.choice((1, 2, 3))}
     return found
@@ -162,7 +163,7 @@ def hide_inner(tracker):
 
 
 def main():
-    asked = drawn() if sys.argv[1:2] == ["drawn"] else CASES
+    asked = drawn("m") | drawn("n") if sys.argv[1:2] == ["drawn"] else CASES
     if len(sys.argv) > 2:
         asked = {name: asked[name] for name in sys.argv[2:]}
     sys.argv[1:] = []

@@ -266,11 +266,13 @@ def newton_schulz_bytes(placed: Placed) -> int:
 
     torch 2.13 `optim/_muon.py`, as DTensor shards its products; measured on two ranks, five shapes, to the byte: the
     update in the gradient's dtype and two bf16 shards; for a sharded matrix with no more rows than columns two gathered
-    matrices and a Gram matrix, for any other three Gram matrices.
+    matrices and a Gram matrix, for any other three Gram matrices. Of an ordinary tensor, that and two Gram matrices.
     """
     rows, columns = placed.spec.shape
     shards = placed.local * (dtype_bytes(placed.policy.grad.dtype) + 2 * 2)
     gram, whole = 2 * min(rows, columns) ** 2, 2 * rows * columns
+    if placed.local == placed.spec.numel and not placed.policy.at_rest.placements:
+        return shards + 2 * gram
     is_wide = rows <= columns and placed.local < placed.spec.numel
     return shards + (2 * whole + gram if is_wide else 3 * gram)
 

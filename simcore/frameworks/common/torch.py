@@ -12,14 +12,15 @@ from simcore.frameworks.common.low_rank.refusals import check_layerwise
 from simcore.frameworks.common.low_rank.rules import projecting_optimizer
 from simcore.inputs.optimizers import OPTIMIZERS, optimizers_of
 from simcore.models.graph import ModelGraph
+from simcore.models.tensor import TensorSpec
 from simcore.placement.extent import EXTENTS
 from simcore.placement.framework import Optimizer
 from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Blocks, Placements, TensorLayout
 
 __all__ = ["FLASH", "OF_POLICIES", "Defaults", "Sourced", "States", "all_or_no_checkpoint", "check_named_adapters",
-           "check_optimizer_in_backward", "offloaded_together", "states_of", "time_of_offload", "torch_optimizer",
-           "with_fp8_layers"]
+           "check_optimizer_in_backward", "is_hidden_matrix", "offloaded_together", "states_of", "time_of_offload",
+           "torch_optimizer", "with_fp8_layers"]
 
 _AO: Final = "torchao 36027d82 optim/adam.py"
 _TUNE: Final = "torchtune bd2a0fc7 recipes/full_finetune_single_device.py"
@@ -140,6 +141,14 @@ def _of_trainer(job: Draft) -> Optimizer:
     if optimizer.paged:
         raise job.not_yet("training.optimizer.paged", f"paged states of {optimizer.name}")
     return Optimizer(optimizer.name, "for_loop")
+
+
+def is_hidden_matrix(spec: TensorSpec) -> bool:
+    """Returns True for a matrix of a hidden layer, which Muon is for; embedding and head are AdamW's.
+
+    torch 2.13 `optim/_muon.py`: all that is no matrix, embedding and head should have another optimizer.
+    """
+    return len(spec.shape) == 2 and spec.copies == 1 and spec.component not in ("embedding", "lm_head")
 
 
 def _low_bit(job: Job, *, plain: bool) -> str:

@@ -42,6 +42,7 @@ from simcore.frameworks.common.torch import (
     States,
     all_or_no_checkpoint,
     check_named_adapters,
+    is_hidden_matrix,
     states_of,
     torch_optimizer,
 )
@@ -59,6 +60,7 @@ from simcore.frameworks.ddp.unsloth import (
     kept_inputs,
 )
 from simcore.frameworks.preference import check_preference
+from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.models.blocks import Attention
 from simcore.models.class_blocks import ScaledPatches
 from simcore.models.vision_blocks import Patches, RowPatches
@@ -139,7 +141,8 @@ def table(job: Draft) -> Framework:
             head=packs_head(job, options), experts=packs_experts(job, options), mixed=mixed)),
         units=(),
         strategy=_reducer(job, options),
-        optimizer=torch_optimizer(job, "torch 2.13 optim/adam.py: foreach by default on CUDA", "foreach", plain=True),
+        optimizer=torch_optimizer(job, "torch 2.13 optim/adam.py: foreach by default on CUDA", "foreach", plain=True,
+                                  by_matrix=not _alters_parameters(job, options)),
         compute_dtype=job.compute,
         checkpoint=all_or_no_checkpoint(job),
         kept_inputs=kept_inputs(job, options),
@@ -272,6 +275,12 @@ def _assumptions(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str, str
     return tuple(rows)
 
 
+def _alters_parameters(job: Job, options: dict[str, Any]) -> bool:
+    """True if Muon is not served: where parameters are adapters, in fp32 in part, or updated in backward."""
+    mixed = job.scenario.training.method != "full" or bool(options.get("optimizer_in_bwd"))
+    return mixed or job.scenario.training.precision.params not in ("auto", "fp32", job.compute)
+
+
 def _states_of_embeddings(job: Job, options: dict[str, Any]) -> States:
     """Settings of the optimizer for embeddings, which transformers' Trainer may except from 8 bits.
 
@@ -312,11 +321,13 @@ def _rules(stored: str, adapter: str, compute: str, kept: States, embeddings: St
             Rule(lambda t: t.module == "adapter", _policy("adapters", adapter, kept, updated)), *wide,
             *([Rule(lambda t: t.module == "embedding", _policy("embeddings", stored, embeddings, updated))]
               if embeddings != kept else []),
+            *([Rule(is_hidden_matrix, _policy(f"whole, {kept.name}", stored, kept, updated, hidden=True))]
+              if OPTIMIZERS[kept.name].matrix_states else []),
             Rule(lambda t: True, unsharded))
 
 
-def _policy(name: str, stored: str, kept: States, updated: UpdateTime) -> TensorPolicy:
+def _policy(name: str, stored: str, kept: States, updated: UpdateTime, *, hidden: bool = False) -> TensorPolicy:
     summand: Placements = (("dp_replicate", Partial()),)
     rest = TensorLayout((), stored)
     return TensorPolicy(name, rest, rest, TensorLayout(summand, stored), rest,
-                kept.of((), stored), updated=updated)
+                kept.of((), stored, hidden=hidden), updated=updated)

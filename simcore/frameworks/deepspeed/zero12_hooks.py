@@ -75,6 +75,7 @@ class Zero12Hooks(UnrepeatedHooks):
         self.slots = {name: tables.slot(name, category) for name, category in (
             ("ipg_bucket", "reduce_scatter_input"), ("flat_bucket", "reduce_scatter_input"),
             ("grads_in_partition", "sharded_grad"), ("grad_on_its_way", "reduce_scatter_output"))}
+        self.overlapped = self.strategy.stage == 1 and self.strategy.num_buffers > 1
         self.marks = [tables.hook(text) for text in ("opt:begin", "opt:end", "step:end")]
 
     # ---- MemoryHooks --------------------------------------------------------------------------------------------
@@ -125,14 +126,16 @@ class Zero12Hooks(UnrepeatedHooks):
         """Takes the layer's new gradients: ZeRO-1 keeps them, ZeRO-2 simulates their copy into the bucket.
 
         `layer`: its number in the whole model, embedding 0. `grads`: (parameter, slot: index of its owner in
-        `Tables.slots`, bytes) each. A full bucket is reduced first.
+        `Tables.slots`, bytes) each. A full bucket is reduced first. ZeRO-1 with overlap_comm does so in the last
+        microbatch (0.19.6 `stage_1_and_2.py`, process_gradients).
         """
         numbers = {placed.spec.name: number for number, placed in enumerate(self.plan.of_layer(layer))}
         for param, slot, num_bytes in grads:
             self.apart.made((layer, numbers[param.name]), slot, num_bytes)
-        if self.strategy.stage > 1:
+        if self.strategy.stage > 1 or (self.is_last and self.overlapped):
             for number in dict.fromkeys(number for number, _ in readiness(self.plan, layer)):
-                self._put((layer, number))
+                put = self._put_kept if self.overlapped else self._put
+                put((layer, number))
 
     def _put_whole(self) -> None:
         """Puts ZeRO-1's gradients into the bucket, in the order of groups and their parameters (`reduce_gradients`).
@@ -141,12 +144,15 @@ class Zero12Hooks(UnrepeatedHooks):
         """
         ordered = sorted(self.apart.fresh, key=lambda key: (
             self.group_of[key], self.places[key] if self.updates else key))
-        for key in ordered if self.strategy.stage == 1 or not self.strategy.is_apart else ():
-            self._put(key)
-            if self.filled > self.strategy.bucket:
-                self.larger.append(key)
-            elif not self.strategy.is_apart:
-                self.apart.sent(key)
+        for key in () if self.overlapped or (self.strategy.stage > 1 and self.strategy.is_apart) else ordered:
+            self._put_kept(key)
+
+    def _put_kept(self, key: tuple[int, int]) -> None:
+        self._put(key)
+        if self.filled > self.strategy.bucket:
+            self.larger.append(key)
+        elif not self.strategy.is_apart:
+            self.apart.sent(key)
 
     def _put(self, key: tuple[int, int]) -> None:
         """Puts a gradient, or those of all experts one by one, into the bucket; reduced first if there is no room."""

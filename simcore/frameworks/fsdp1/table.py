@@ -163,6 +163,9 @@ def in_fp8(job: Draft) -> ModelGraph:
 
 
 def _check(job: Draft, options: dict[str, Any]) -> None:
+    if job.scenario.training.optimizer.name == "muon":
+        raise job.illegal("training.optimizer.name", "Muon only supports 2D parameters: FSDP 1's are flat",
+                          "torch 2.13 optim/_muon.py __init__; distributed/fsdp/_flat_param.py")
     absent = {} if job.graph.implementation == "llmfoundry" else _STAGES
     replace(SPLIT if job.mesh.cp > 1 else CAPABILITIES, absent=absent).check(job)
     if job.mesh.cp > 1:

@@ -12,7 +12,7 @@ from typing import Any
 
 from simcore.frameworks.common.expert_modules import LAYERS
 from simcore.frameworks.common.qlora import STORAGE_OPTION, is_packed, packed_of
-from simcore.frameworks.common.torch import States, states_of
+from simcore.frameworks.common.torch import States, is_hidden_matrix, states_of
 from simcore.frameworks.fsdp2.pairs.reference import REFERENCE
 from simcore.frameworks.fsdp2.pairs.rules import reads_head_apart, stored_reference
 from simcore.frameworks.fsdp2.split.matrices import ties_again
@@ -144,7 +144,7 @@ def _made_rules(choice: _Choice, tp_cuts: tuple[Placements, ...], code: str, who
         rules += [Rule(_both(_lies_like(code, cut), cut_late), _with_whole_gradient(early)),
                   Rule(_lies_like(code, cut), early)]
     if OPTIMIZERS[choice.kept.name].matrix_states:
-        rules.append(Rule(_is_hidden_matrix, _policy(f"sharded, {choice.kept.name}", dense, stored, choice,
+        rules.append(Rule(is_hidden_matrix, _policy(f"sharded, {choice.kept.name}", dense, stored, choice,
                                                      hidden=True)))
     rules.append(Rule(lambda t: True, _policy("sharded", dense, stored, choice)))
     return tuple(rules)
@@ -170,11 +170,6 @@ def _is_tied(spec: TensorSpec) -> bool:
 def _is_wide_at(dim: int) -> Matches:
     """Experts, [experts, out, in], whose width is dimension `dim`."""
     return lambda spec: spec.component == "routed_experts" and spec.dims[dim:dim + 1] == ("expert_ffn",)
-
-
-def _is_hidden_matrix(spec: TensorSpec) -> bool:
-    """Muon is for matrices of hidden layers; embedding and head are AdamW's (torch 2.13 `optim/_muon.py`)."""
-    return len(spec.shape) == 2 and spec.copies == 1 and spec.component not in ("embedding", "lm_head")
 
 
 @lru_cache(maxsize=64)

@@ -39,6 +39,7 @@ WITHOUT_EFFECT: Final[tuple[Row, ...]] = (
     Idle(("kt_*", "fp8_backend", "megatron_bridge_args", "megatron_bridge_args.*", "hyper_parallel_*"),
          "of what is not asked for"),
     *(Off(name, what) for name, what in (
-        ("use_badam", "BAdam"), ("use_adam_mini", "Adam-mini"), ("use_muon", "LLaMA-Factory's own Muon"))),
+        ("use_badam", "BAdam"), ("use_adam_mini", "Adam-mini"),
+        ("use_muon", "LLaMA-Factory's own Muon (under DeepSpeed its step stops: KeyError 'use_muon')"))),
     Idle(("badam_*",), "of an optimizer that is not asked for, or is refused"),
 )

@@ -203,8 +203,8 @@ ZERO = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}
         "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}
 
 
-def with_deepspeed(folder: Path, config: dict[str, Any]) -> Imported:
-    (folder / "mine.yaml").write_text(changed(RECIPE, deepspeed="configs/zero3.json"), encoding="utf-8")
+def with_deepspeed(folder: Path, config: dict[str, Any], **keys: Any) -> Imported:
+    (folder / "mine.yaml").write_text(changed(RECIPE, deepspeed="configs/zero3.json", **keys), encoding="utf-8")
     (folder / "zero3.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     files = [str(folder / "mine.yaml"), str(folder / "zero3.json")]
     return import_recipe(files, Answers.of_options(4, None, "dgx-h100"))
@@ -486,6 +486,17 @@ def test_a_weight_decay_that_copies_gradients_is_refused(tmp_path: Path) -> None
         "rmsprop", "lion_8bit")]
     assert ["weight decay of rmsprop" in one.message for one in decayed[0]] == [True]
     assert decayed[1] == ()
+
+
+def test_muon_runs_as_axolotl_lets_it(tmp_path: Path) -> None:
+    """Over FSDP 2 alone; its own exchange of matrices is told; over whole parameters vectors have no optimizer."""
+    found = imported(tmp_path, changed(FSDP2, optimizer="muon"))
+    assert found.values["training"]["optimizer"] == {"name": "muon"}
+    assert {one.key: one.kind for one in found.left}["DistMuon"] == "not modelled"
+    with pytest.raises(RankscopeError, match="Muon of whole matrices"):
+        imported(tmp_path, changed(RECIPE, optimizer="muon")).expect_complete()
+    found = with_deepspeed(tmp_path, ZERO, optimizer="muon")
+    assert ["Muon optimizer is currently incompatible with DeepSpeed" in one.message for one in found.wrong] == [True]
 
 
 def test_fused_kernels_are_told(tmp_path: Path) -> None:

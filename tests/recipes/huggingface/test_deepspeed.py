@@ -101,6 +101,15 @@ def test_keys_of_stage_3_may_stand_without_their_prefix() -> None:
     assert found.values["framework_options"]["stage3_max_reuse_distance"] == 5000
 
 
+def test_muon_of_deepspeed_runs_in_its_first_two_stages() -> None:
+    """Upstream stops in the third beside reduce_scatter."""
+    for stage, status in ((1, "ok"), (2, "ok"), (3, "illegal")):
+        found = imported({**zero(stage=stage), "optimizer": {"type": "Muon", "params": {"ns_method": "gram"}}})
+        asked = parse_scenario(found.document())
+        assert asked.training.optimizer.name == "muon"
+        assert check(asked).status == status, stage
+
+
 @pytest.mark.parametrize(("config", "told"), [
     (zero(stage=4), "not yet: zero_optimization.stage: stage 4 of ZeRO"),
     (zero(stage=0, offload_optimizer={"device": "cpu"}), "offload_optimizer.device cpu at stage 0: states of whole"),
@@ -129,6 +138,7 @@ def test_keys_of_stage_3_may_stand_without_their_prefix() -> None:
     ({**CONFIG, "torch_autocast": {"enabled": True, "dtype": "bfloat16"}}, "autocast inside DeepSpeed"),
     ({**CONFIG, "expert_parallel": {"enabled": True}}, "expert_parallel.enabled with an optimizer of the script's"),
     ({**CONFIG, "optimizer": {"type": "OneBitAdam"}}, "the optimizer OneBitAdam of DeepSpeed"),
+    ({**CONFIG, "optimizer": {"type": "Muon", "params": {"ns_method": "standard"}}}, "Newton-Schulz steps by standard"),
     ({**CONFIG, "communication_data_type": "fp32"}, "reductions in fp32"),
     ({**CONFIG, "fp16": {"enabled": True}}, "bf16 and fp16 are both enabled"),
     ({**CONFIG, "train_batch_size": 60}, "train_batch_size 60 is no multiple of 8 ranks x their sequences"),
