@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from automodel_recipe import ANSWERED, RECIPE, changed, imported, refusal
+from simcore.errors import IllegalLayout
+from simcore.frameworks.setup import prepare
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import parse_scenario
 from simcore.recipes.answers import Answers
@@ -223,3 +225,11 @@ def test_skypilot_says_the_gpus() -> None:
     assert found.values["mesh"]["dp_shard"] == 8
     other = imported(text)
     assert "--gpus 16 says how many GPUs there are" in {one.why for one in other.left}
+
+
+def test_torchs_adafactor_is_refused_over_dtensors() -> None:
+    """torch 2.13 optim/_adafactor.py: squares in place a norm whose parts are on other ranks."""
+    found = imported(changed("torch.optim.AdamW", "torch.optim.Adafactor"), **ANSWERED)
+    found.expect_complete()
+    with pytest.raises(IllegalLayout, match="adafactor over DTensors"):
+        prepare(parse_scenario(found.document()))
