@@ -89,7 +89,8 @@ def test_a_loop_and_lists_read_and_write_everything_several_times() -> None:
 
 @pytest.mark.parametrize(("name", "implementation", "passes", "held"), [
     ("lion", "for_loop", 13 + 6, 2 * 1000 * 256), ("rmsprop", "foreach", 9 + 4, WHOLE),
-    ("adagrad", "foreach", 7 + 6, 2 * WHOLE), ("rmsprop", "for_loop", 9 + 4, 2 * 688 * 256), ("adagrad", "for_loop", 7 + 4, 2 * 688 * 256)])
+    ("adagrad", "foreach", 7 + 6, 2 * WHOLE), ("rmsprop", "for_loop", 9 + 4, 2 * 688 * 256),
+    ("adagrad", "for_loop", 7 + 4, 2 * 688 * 256)])
 def test_other_optimizers_hold_copies_and_go_over_memory_in_their_own_way(name: str, implementation: str, passes: int,
                                                                            held: int) -> None:
     """lion-pytorch 0.2.5 `lion_pytorch.py`, torch 2.13 `optim/rmsprop.py`, `optim/adagrad.py`: counted operators."""
