@@ -6,9 +6,15 @@ from typing import Final
 
 from simcore.recipes.axolotl.sharding import Sharding
 from simcore.recipes.draft import Draft
-from simcore.recipes.huggingface.deepspeed import write_optimizer
 from simcore.recipes.huggingface.low_rank.trainer import LOW_RANK, read_low_rank
-from simcore.recipes.huggingface.optimizers import OPTIMIZERS, SOURCE, check_decay, read_clipping, write_wide_states
+from simcore.recipes.huggingface.optimizers import (
+    OPTIMIZERS,
+    SOURCE,
+    check_decay,
+    read_clipping,
+    write_optimizer,
+    write_wide_states,
+)
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader, Taken
 

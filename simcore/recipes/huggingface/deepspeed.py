@@ -23,15 +23,14 @@ from simcore.recipes.huggingface.deepspeed_keys import (
     switches,
     without_effect,
 )
-from simcore.recipes.huggingface.optimizers import OPTIMIZERS, SOURCE, read_clipping, read_own, stops_on_host
+from simcore.recipes.huggingface.optimizers import holds_states_on_host, read_clipping, read_own
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.huggingface.zero import AUTO, Zero, number_or_auto, read_whole
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Row, Says, read_rows
 from simcore.recipes.world import share_out
 
-__all__ = ["check_named", "holds_states_on_host", "read_deepspeed", "shard_over_ranks",
-           "write_optimizer"]
+__all__ = ["check_named", "read_deepspeed", "shard_over_ranks"]
 
 _SIZES: Final = ("reduce_bucket_size", "allgather_bucket_size")
 _SIZES_OF_3: Final = ("stage3_prefetch_bucket_size", "stage3_param_persistence_threshold", "stage3_max_live_parameters",
@@ -343,41 +342,6 @@ def _of_format(at: str) -> list[Row]:
         Idle((f"{at}immediate_grad_update",), "about BF16_Optimizer, which no stage has"),
         Idle((f"{at}auto_cast",), "inputs are numbers of tokens"),
         Idle((f"{at}*",), "how the loss is scaled")]
-
-
-def write_optimizer(draft: Draft, zero: Zero | None, named: Taken[str] | None, release: str, source: str) -> None:
-    """Writes the optimizer that the trainer hands to ZeRO; with states on the host it is DeepSpeed's Adam for CPUs.
-
-    Unless `zero`, the configuration, says that the trainer's is kept: torch's, fused or a loop. Rule: accelerate 1.15.0
-    `accelerator.py` _prepare_deepspeed, `utils/deepspeed.py` map_pytorch_optim_to_deepspeed. `named`: one of
-    `OPTIMIZERS`, None where the recipe has none; `release`, `source`: of the default.
-    """
-    kept = zero is not None and zero.keeps_optimizer
-    on_host = holds_states_on_host(draft) and not kept
-    if named is None and kept:
-        draft.default("training.optimizer", {"name": "adamw", "implementation": "fused"}, release, source)
-    elif named is None:
-        if not on_host:
-            draft.release_default("optim", "adamw_torch_fused", release, source)
-    elif on_host:
-        if not stops_on_host(draft, named):
-            draft.infer("training.optimizer.name", "adamw", "states on the host have DeepSpeed's own Adam, whatever "
-                        "the trainer's optimizer is", named, source="accelerate 1.15.0 utils/deepspeed.py")
-    elif kept and OPTIMIZERS[named.value]["name"] != "adamw":
-        draft.refuse(named, f"{named.value} on the host as it is")
-    elif kept:
-        said = {**OPTIMIZERS[named.value]}
-        loop = {"implementation": "for_loop"} if said.get("implementation") == "foreach" else {}  # on a CPU
-        draft.put("training.optimizer", named, said | loop, SOURCE)
-    elif named.value == "adamw_torch_fused":
-        draft.put("training.optimizer.name", named, "adamw")
-    else:
-        draft.put("training.optimizer", named, {**OPTIMIZERS[named.value]}, SOURCE)
-
-
-def holds_states_on_host(draft: Draft) -> bool:
-    """True if the optimizer's states are kept in host memory, as DeepSpeed's configuration has been read to say."""
-    return "optimizer" in draft.values.get("training", {}).get("offload", {})
 
 
 def shard_over_ranks(draft: Draft, *, whole: bool = False) -> None:

@@ -6,10 +6,11 @@ from typing import Any, Final
 
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.shards import Shards
+from simcore.recipes.huggingface.zero import Zero
 from simcore.recipes.reader import Reader, Taken
 
-__all__ = ["CLIP", "DECAYED", "OPTIMIZERS", "SOURCE", "check_decay", "named_optimizer", "read_clipping", "read_own",
-           "stops_on_host", "write_wide_states"]
+__all__ = ["CLIP", "DECAYED", "OPTIMIZERS", "SOURCE", "check_decay", "holds_states_on_host", "named_optimizer",
+           "read_clipping", "read_own", "stops_on_host", "write_optimizer", "write_wide_states"]
 
 _EIGHT: Final = {"name": "adamw", "moments": "int8"}
 _BNB: Final[dict[str, Any]] = {"implementation": "bitsandbytes"}
@@ -118,3 +119,38 @@ def read_clipping(reader: Reader, draft: Draft, key: str) -> None:
     taken and gradients are divided by the scale of the loss in any case.
     """
     draft.idle(reader.take(key), CLIP)
+
+
+def write_optimizer(draft: Draft, zero: Zero | None, named: Taken[str] | None, release: str, source: str) -> None:
+    """Writes the optimizer that the trainer hands to ZeRO; with states on the host it is DeepSpeed's Adam for CPUs.
+
+    Unless `zero`, the configuration, says that the trainer's is kept: torch's, fused or a loop. Rule: accelerate 1.15.0
+    `accelerator.py` _prepare_deepspeed, `utils/deepspeed.py` map_pytorch_optim_to_deepspeed. `named`: one of
+    `OPTIMIZERS`, None where the recipe has none; `release`, `source`: of the default.
+    """
+    kept = zero is not None and zero.keeps_optimizer
+    on_host = holds_states_on_host(draft) and not kept
+    if named is None and kept:
+        draft.default("training.optimizer", {"name": "adamw", "implementation": "fused"}, release, source)
+    elif named is None:
+        if not on_host:
+            draft.release_default("optim", "adamw_torch_fused", release, source)
+    elif on_host:
+        if not stops_on_host(draft, named):
+            draft.infer("training.optimizer.name", "adamw", "states on the host have DeepSpeed's own Adam, whatever "
+                        "the trainer's optimizer is", named, source="accelerate 1.15.0 utils/deepspeed.py")
+    elif kept and OPTIMIZERS[named.value]["name"] != "adamw":
+        draft.refuse(named, f"{named.value} on the host as it is")
+    elif kept:
+        said = {**OPTIMIZERS[named.value]}
+        loop = {"implementation": "for_loop"} if said.get("implementation") == "foreach" else {}  # on a CPU
+        draft.put("training.optimizer", named, said | loop, SOURCE)
+    elif named.value == "adamw_torch_fused":
+        draft.put("training.optimizer.name", named, "adamw")
+    else:
+        draft.put("training.optimizer", named, {**OPTIMIZERS[named.value]}, SOURCE)
+
+
+def holds_states_on_host(draft: Draft) -> bool:
+    """True if the optimizer's states are kept in host memory, as DeepSpeed's configuration has been read to say."""
+    return "optimizer" in draft.values.get("training", {}).get("offload", {})

@@ -11,20 +11,17 @@ from simcore.inputs.block import shorten
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.accelerate import Launch, copy_to_ranks, read_launch
 from simcore.recipes.huggingface.companions import Companions
-from simcore.recipes.huggingface.deepspeed import (
-    holds_states_on_host,
-    read_deepspeed,
-    shard_over_ranks,
-    write_optimizer,
-)
+from simcore.recipes.huggingface.deepspeed import read_deepspeed, shard_over_ranks
 from simcore.recipes.huggingface.fsdp import Plugin, read_plugin, share_ranks
 from simcore.recipes.huggingface.low_rank.trainer import LOW_RANK, read_low_rank
 from simcore.recipes.huggingface.optimizers import (
     OPTIMIZERS,
     SOURCE,
     check_decay,
+    holds_states_on_host,
     named_optimizer,
     read_clipping,
+    write_optimizer,
     write_wide_states,
 )
 from simcore.recipes.huggingface.shards import Shards
