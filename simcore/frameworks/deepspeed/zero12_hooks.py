@@ -195,14 +195,20 @@ class Zero12Hooks(UnrepeatedHooks):
             self._send_to_host()
         elif self.strategy.is_apart:
             self.apart.reduced(self.in_bucket if self.strategy.stage > 1 else ())
-        elif not self.has_part:
-            self.out.alloc(self.first, self.slots["grads_in_partition"], sum(self.kept))
-            self.has_part, self.parts = True, self.parts + 1
+        elif self.mine_in_bucket or not self.updates:
+            self._keep_part()
         self.filled = self.largest_in_bucket = self.touched_in_bucket = self.mine_in_bucket = 0
-        while self.larger and not self.strategy.is_apart:
-            self.apart.sent(self.larger.pop())
+        for key in self.larger if not self.strategy.is_apart else ():
+            if self._is_mine(key):
+                self.apart.sent(key)
+        self.larger.clear()
         self.slices.clear()
         self.in_bucket.clear()
+
+    def _keep_part(self) -> None:
+        if not self.has_part:
+            self.out.alloc(self.first, self.slots["grads_in_partition"], sum(self.kept))
+            self.has_part, self.parts = True, self.parts + 1
 
     def _is_mine(self, key: tuple[int, int]) -> bool:
         """True if the parameter has elements in the rank's partition."""
@@ -262,7 +268,10 @@ class Zero12Hooks(UnrepeatedHooks):
         if self.strategy.is_apart:
             self.apart.end_microbatch()
         for updates in self.updates if self.is_last else ():
+            self._keep_part()
             updates.make()
+        for key in list(self.apart.fresh) if not self.strategy.is_apart else ():
+            self.apart.sent(key)  # ZeRO-1: larger than the bucket, and of other ranks (_clear_param_grad_only)
         if self.parts > 1:
             kept = sum(self.kept)
             self.out.compute(Kernel.ELEMENTWISE, kept // self.size, 3 * kept)
