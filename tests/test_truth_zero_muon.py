@@ -1,4 +1,4 @@
-"""DeepSpeed's Muon under ZeRO-1 and 2: `tests/truth/probe_zero_muon.py`."""
+"""DeepSpeed's Muon under ZeRO-1 and 2: `tests/truth/probe_zero_muon.py`, `tests/truth/probe_muon_inside.py`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from simcore.errors import IllegalLayout
 from simcore.frameworks.deepspeed import zero12_hooks
 from simcore.frameworks.deepspeed.gradients import orthogonal
 from simcore.frameworks.deepspeed.partitions import groups_of, held_elements, states_beside, updated_shapes
+from simcore.frameworks.deepspeed.states.muon import held_in_update
 from simcore.placement.plan import Plan
 from simcore.results.report import Peak
 from simcore.simulate import simulate
@@ -104,7 +105,16 @@ def test_a_step_takes_what_upstreams_takes(monkeypatch: pytest.MonkeyPatch) -> N
             if not equal and (phase != "backward" or size != pytest.approx(case["found"][phase], rel=APART)):
                 wrong[f"{name} {phase}"] = (size, case["found"][phase], round(size / case["found"][phase] - 1, 4))
     assert wrong == {}
-    assert exact >= 0.8 * total
+    assert exact >= 0.88 * total
+    assert len(DRAWN) >= 80
+
+
+def test_an_update_holds_inside_what_inductor_allocates() -> None:
+    """To the byte where both sides are multiples of 64 and not narrow; within 11 % for others."""
+    found = json.loads((FOLDER / "muon-inside-0.19.6.json").read_text("utf-8"))["cases"]
+    ours = {name: held_in_update((1, min(case["shape"]), max(case["shape"]))) for name, case in found.items()}
+    assert sum(ours[name] == case["peak"] for name, case in found.items()) >= 9
+    assert {name for name, case in found.items() if ours[name] != pytest.approx(case["peak"], rel=0.11)} == set()
 
 
 def test_what_upstream_refuses_is_refused() -> None:
