@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from dataclasses import dataclass
+from typing import Final
 
-__all__ = ["EXACT_RANKS", "ParallelStrategy"]
+__all__ = ["DTENSOR", "EXACT_RANKS", "FLAT", "MEGATRON", "NO_WORKER", "ParallelStrategy", "RlWorker"]
 
 EXACT_RANKS: Final = 64
 """Up to this many ranks are looked at one by one where those of a class may differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class RlWorker:
+    """A kind of worker that trains a policy in reinforcement learning.
+
+    `is_module`: its policy is a module that is sharded alone: it moves whole, and makes logits of the full vocabulary.
+    """
+
+    name: str
+    is_module: bool = False
+
+
+DTENSOR: Final = RlWorker("dtensor", is_module=True)
+"""Worker of strategies with DTensors, FSDP 2's (NeMo RL 7ea279ab `dtensor_policy_worker_v2.py`)."""
+FLAT: Final = RlWorker("flat", is_module=True)
+"""Worker of strategies with flat parameters, FSDP 1's (verl b178a3cd `workers/fsdp_workers.py`)."""
+MEGATRON: Final = RlWorker("megatron")
+"""Worker of Megatron's strategies (NeMo RL 7ea279ab `megatron_policy_worker.py`)."""
+NO_WORKER: Final = RlWorker("")
 
 
 class ParallelStrategy:
@@ -84,9 +105,6 @@ class ParallelStrategy:
         return 0
 
     @property
-    def rl_worker(self) -> Literal["dtensor", "megatron", "flat", ""]:
-        """The kind of policy worker that trains with this strategy in reinforcement learning; "" if none does.
-
-        "dtensor", "megatron": NeMo RL's; "flat": verl's over FSDP 1.
-        """
-        return ""
+    def rl_worker(self) -> RlWorker:
+        """The kind of policy worker that trains with this strategy; `NO_WORKER` if none does."""
+        return NO_WORKER

@@ -11,11 +11,12 @@ from simcore.frameworks.registry import asked_adapter
 from simcore.inputs.generation import Rl
 from simcore.inputs.scenario import Scenario
 from simcore.placement.plan import Plan
+from simcore.placement.strategy import DTENSOR, MEGATRON, RlWorker
 from simcore.results.report import Assumption
 from simcore.rl.ppo import ppo_step
 from simcore.rl.step.phases import GrpoStep, grpo_step
 from simcore.rl.step.refit import Gathered, gathered
-from simcore.rl.step.trainer import FLAT, Step, Trainer, check_reference
+from simcore.rl.step.trainer import Step, Trainer, check_reference
 from simcore.rl.verl.workers import LOSSES
 from simcore.simulation.simulation import Simulation
 from simcore.timing.routes import Routes
@@ -65,7 +66,7 @@ def _check(scenario: Scenario, simulation: Simulation) -> None:
     check_reference(scenario, "the reference policy lies on the host and is swapped in", "NeMo RL 7ea279ab "
                      "models/automodel/setup.py setup_reference_model_state: a pinned copy in host memory")
     workload = scenario.workload
-    if scenario.generation is not None and scenario.generation.kv_dtype == "fp8" and worker == "dtensor":
+    if scenario.generation is not None and scenario.generation.kv_dtype == "fp8" and worker == DTENSOR:
         at = scenario.where("generation", "kv_dtype")
         raise IllegalLayout(Problem(at, f"kv_dtype: fp8 under {scenario.framework}", "NeMo RL 7ea279ab "
                                     "dtensor_policy_worker_v2.py stream_weights_via_ipc_zmq: FP8 kvcache is not "
@@ -78,7 +79,7 @@ def _check(scenario: Scenario, simulation: Simulation) -> None:
     if generation is not None and generation.engine in _BY_HTTP:
         _check_sent_by_http(scenario, worker)
     mesh = scenario.mesh
-    if scenario.training.logprob_chunk_size is not None and worker == "dtensor" and mesh.tp * mesh.cp > 1:
+    if scenario.training.logprob_chunk_size is not None and worker == DTENSOR and mesh.tp * mesh.cp > 1:
         raise NotYet(Problem(scenario.where("training", "logprob_chunk_size"), "not yet: log-probabilities in chunks "
                              f"of DTensors, with tp {mesh.tp} and cp {mesh.cp}"))
     if scenario.training.loss in LOSSES:
@@ -94,7 +95,7 @@ def _check(scenario: Scenario, simulation: Simulation) -> None:
         raise IllegalLayout(Problem(scenario.where("rl", "epochs"), f"epochs: {scenario.rl.epochs} without a critic: "
                                     "GRPO trains once on its sequences", "NeMo RL 7ea279ab algorithms/grpo.py "
                                     "grpo_train: one call of policy.train; ppo.py has ppo_epochs"))
-    if scenario.mesh.pp > 1 and worker == "dtensor":
+    if scenario.mesh.pp > 1 and worker == DTENSOR:
         raise NotYet(Problem(scenario.where("mesh", "pp"), f"not yet: {workload} with pipeline stages of Automodel"))
 
 
@@ -131,9 +132,9 @@ def _check_chunks(scenario: Scenario, rl: Rl) -> None:
                                  f"of a step, got {rl.chunks:,}"))
 
 
-def _check_sent_by_http(scenario: Scenario, worker: str) -> None:
+def _check_sent_by_http(scenario: Scenario, worker: RlWorker) -> None:
     release = "NeMo RL 7ea279ab"
-    if worker != "dtensor":
+    if worker != DTENSOR:
         raise IllegalLayout(Problem(scenario.where("generation", "engine"), "engine: sglang with a policy of Megatron",
                                     f"{release} models/policy/workers/: stream_weights_via_http is DTensor's alone"))
     if scenario.rl is not None and scenario.rl.asynchronous:
@@ -142,7 +143,7 @@ def _check_sent_by_http(scenario: Scenario, worker: str) -> None:
 
 
 NEMO_RL: Final = (
-    Trainer("automodel, fsdp2 and megatron, what NeMo RL trains policies with", lambda worker: worker not in ("", FLAT),
+    Trainer("automodel, fsdp2 and megatron, what NeMo RL trains policies with", (DTENSOR, MEGATRON),
             ("asynchronous", "steps_ahead", "on_policy_ratio", "refit_buffer", "generated_prompts", "critic", "epochs",
              "chunks", "optimizer_offload"),
             _check, _step, _sent, _told, in_place=False, critic_apart=True, use="library", engines=("vllm", "sglang"),

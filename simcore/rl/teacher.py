@@ -26,7 +26,7 @@ from simcore.results.report import Assumption, TrafficRow
 from simcore.rl.step.forward import CHOSEN, Passes, passes
 from simcore.rl.step.journal import Journal
 from simcore.rl.step.phases import FORWARD, GrpoStep, away, back, host_ns, outside, sample, start, train
-from simcore.rl.step.policy import MODULES, WORKSPACE, Policy, on_same_gpus
+from simcore.rl.step.policy import WORKSPACE, Policy, on_same_gpus
 from simcore.rl.step.traffic import Sent, of_passes, rows
 from simcore.simulation.simulation import Simulation, placed_simulation
 
@@ -119,7 +119,7 @@ def _on_each(simulation: Simulation, forward: Passes, k: int, count: int, logits
 
 def _kept(simulation: Simulation, k: int, count: int) -> int:
     """Bytes of chosen logits that Megatron's last stage keeps on the device until the last of `count` passes."""
-    if simulation.framework.strategy.rl_worker in MODULES:
+    if simulation.framework.strategy.rl_worker.is_module:
         return 0
     training = simulation.job.scenario.training
     return (count - 1) * CHOSEN * k * training.micro_batch_size * training.seq_len

@@ -11,6 +11,7 @@ from typing import Final
 from simcore.errors import InputError, NotYet, Problem
 from simcore.inputs.generation import Rl
 from simcore.inputs.scenario import Scenario
+from simcore.placement.strategy import NO_WORKER, RlWorker
 from simcore.rl.nemo_rl import NEMO_RL
 from simcore.rl.step.trainer import Trainer
 from simcore.rl.trl.checks import KEYS as TRL_KEYS
@@ -24,20 +25,20 @@ TRAINERS: Final[Mapping[str, tuple[Trainer, ...]]] = {_DEFAULT: NEMO_RL, "verl":
 """Trainers by the value of `rl.trainer`, a record for each kind of workers."""
 
 
-def trainer_of(scenario: Scenario, worker: str = "") -> Trainer:
+def trainer_of(scenario: Scenario, worker: RlWorker = NO_WORKER) -> Trainer:
     """Trainer that the scenario asks for; NeMo RL without a block `rl`.
 
     `worker`: of the strategy, by which one of its kinds of workers is chosen.
     """
     found = TRAINERS[scenario.rl.trainer if scenario.rl is not None else _DEFAULT]
-    return next((one for one in found if one.serves(worker)), found[0])
+    return next((one for one in found if worker in one.workers), found[0])
 
 
 def check_worker(scenario: Scenario, simulation: Simulation) -> None:
     """NotYet for frameworks that the trainer's workers do not use; IllegalLayout for what the workers refuse."""
     worker = simulation.framework.strategy.rl_worker
     trainer = trainer_of(scenario, worker)
-    if not trainer.serves(worker):
+    if worker not in trainer.workers:
         raise NotYet(Problem(scenario.where("framework"), f"not yet: {scenario.workload} under {scenario.framework} "
                              f"(served: {trainer.served})"))
     if scenario.generation is not None and scenario.generation.engine not in trainer.engines:

@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from simcore.placement.strategy import ParallelStrategy
+from simcore.placement.strategy import FLAT, ParallelStrategy, RlWorker
 
 __all__ = ["Fsdp1Strategy", "ShardingStrategy"]
 
@@ -55,9 +55,9 @@ class Fsdp1Strategy(ParallelStrategy):
     on_host: bool = False
 
     @property
-    def rl_worker(self) -> Literal["dtensor", "megatron", "flat", ""]:
-        """"flat": parameters of verl's actor and reference policy (verl b178a3cd `workers/fsdp_workers.py`)."""
-        return "flat"
+    def rl_worker(self) -> RlWorker:
+        """Worker of verl with flat parameters, of actor and reference policy."""
+        return FLAT
 
     @property
     def gathers_on_side_streams(self) -> bool:

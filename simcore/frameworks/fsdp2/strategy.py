@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from simcore.placement.strategy import ParallelStrategy
+from simcore.placement.strategy import DTENSOR, ParallelStrategy, RlWorker
 
 __all__ = ["Fsdp2Strategy"]
 
@@ -74,9 +74,6 @@ class Fsdp2Strategy(ParallelStrategy):
         return max(self.prefetch, self.prefetch_backward, 2 * self.gathers_experts_ahead)
 
     @property
-    def rl_worker(self) -> Literal["dtensor", "megatron", "flat", ""]:
-        """"dtensor": the NeMo RL policy worker that trains with FSDP2.
-
-        NeMo RL 7ea279ab `dtensor_policy_worker_v2.py`.
-        """
-        return "dtensor"
+    def rl_worker(self) -> RlWorker:
+        """Worker of NeMo RL, and of verl, that trains with FSDP2."""
+        return DTENSOR

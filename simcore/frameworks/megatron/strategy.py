@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-from simcore.placement.strategy import ParallelStrategy
+from simcore.placement.strategy import MEGATRON, ParallelStrategy, RlWorker
 
 __all__ = ["MegatronDdpStrategy"]
 
@@ -56,9 +55,6 @@ class MegatronDdpStrategy(ParallelStrategy):
         return self.bucket_numel
 
     @property
-    def rl_worker(self) -> Literal["dtensor", "megatron", "flat", ""]:
-        """"megatron": the NeMo RL policy worker that trains with this strategy.
-
-        NeMo RL 7ea279ab `megatron_policy_worker.py`.
-        """
-        return "megatron"
+    def rl_worker(self) -> RlWorker:
+        """Worker of NeMo RL, and of verl, that trains with Megatron."""
+        return MEGATRON

@@ -41,7 +41,6 @@ from simcore.program.tile import AMOUNT, OP, SLOT
 from simcore.recording.exact_sums import sums_by_key
 from simcore.recording.tape import Op
 from simcore.results.report import TrafficRow
-from simcore.rl.step.policy import MODULES
 from simcore.simulation.simulation import Simulation
 from simcore.timing.step import forward_ns
 from simcore.timing.traffic import traffic
@@ -197,7 +196,7 @@ def _whole_bytes(plan: Plan) -> int:
 
 def _is_whole(simulation: Simulation) -> bool:
     """True if a rank has logits of the full vocabulary."""
-    return simulation.framework.strategy.rl_worker in MODULES and simulation.job.mesh.tp == 1
+    return simulation.framework.strategy.rl_worker.is_module and simulation.job.mesh.tp == 1
 
 
 def _beside(total: dict[str, int], rest: dict[str, int]) -> dict[str, int]:

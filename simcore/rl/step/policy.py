@@ -21,12 +21,10 @@ from simcore.results.report import RankReport
 from simcore.simulation.simulation import Simulation
 from simcore.vllm.engine import Engine
 
-__all__ = ["MODULES", "PARAMS", "WORKSPACE", "Critic", "Policy", "Scorer", "hosted_bytes",
+__all__ = ["PARAMS", "WORKSPACE", "Critic", "Policy", "Scorer", "hosted_bytes",
            "on_same_gpus", "policy_of"]
 
 T = TypeVar("T")
-MODULES: Final = ("dtensor", "flat")
-"""Workers whose policy is a module that is sharded alone: it moves whole, and makes logits of the full vocabulary."""
 PARAMS: Final = "sharded_param"
 _GRADS: Final = "sharded_grad"
 _KEPT: Final = (_GRADS, "main_grad")
@@ -145,7 +143,7 @@ def _states(plan: Plan) -> dict[str, int]:
 
 def _moving(plan: Plan, simulation: Simulation, rest: Mapping[str, int], states: Mapping[str, int]) -> dict[str, int]:
     """Bytes by category that move, see [Note: what moves]."""
-    if plan.framework.strategy.rl_worker in MODULES:
+    if plan.framework.strategy.rl_worker.is_module:
         return {category: size for category, size in {**rest, **states}.items() if category != WORKSPACE}
     learns = sum(count * placed.rest_bytes for kind, count in plan.kind_counts
                  for placed in plan.kinds[kind] if placed.trainable)

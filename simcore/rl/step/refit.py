@@ -28,7 +28,6 @@ from typing import Final
 from simcore.operators.registry import implementation_of
 from simcore.placement.mesh import Mesh
 from simcore.placement.plan import Placed, PlacedKind, Plan
-from simcore.rl.step.policy import MODULES
 from simcore.timing.routes import Routes
 from simcore.units import dtype_bytes
 
@@ -76,7 +75,7 @@ def gathered(plans: Sequence[Plan], routes: Routes) -> Gathered:
     `plans`: of one rank of each pipeline stage. See [Note: refit]; an unsharded model takes no time.
     """
     first = plans[0]
-    return _by_unit(first, routes) if first.framework.strategy.rl_worker in MODULES else _exported(plans, routes)
+    return _by_unit(first, routes) if first.framework.strategy.rl_worker.is_module else _exported(plans, routes)
 
 
 def _by_unit(plan: Plan, routes: Routes) -> Gathered:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 from simcore.errors import IllegalLayout, Problem
 from simcore.inputs.generation import Rl
 from simcore.inputs.scenario import Scenario
 from simcore.placement.plan import Plan
+from simcore.placement.strategy import RlWorker
 from simcore.results.report import Assumption
 from simcore.rl.step.journal import Journal
 from simcore.rl.step.phases import GrpoStep
@@ -19,12 +20,8 @@ from simcore.simulation.simulation import Simulation
 from simcore.timing.routes import Routes
 from simcore.vllm.protocol import InferenceEngine
 
-__all__ = ["DTENSOR", "FLAT", "Step", "Trainer", "check_reference"]
+__all__ = ["Step", "Trainer", "check_reference"]
 
-FLAT: Final = "flat"
-"""Worker of a strategy with flat parameters, FSDP 1's."""
-DTENSOR: Final = "dtensor"
-"""Worker of a strategy with DTensors, FSDP 2's."""
 Step = Callable[[Policy, GrpoStep], Journal]
 """Memory and time of a step on one class of ranks."""
 
@@ -33,7 +30,7 @@ Step = Callable[[Policy, GrpoStep], Journal]
 class Trainer:
     """Trainer whose workers run a step.
 
-    `served`: frameworks in words; `serves`: True for a strategy's worker that it has. `keys`: those of the block `rl`
+    `served`: frameworks in words; `workers`: of the strategies that it trains with. `keys`: those of the block `rl`
     that it alone reads. `check`: raises for what it refuses or is not described, by the scenario and
     the simulation of its forward passes. `step`: the step of a scenario, from
     the simulation of its forward passes and the plan of one rank; `sent`: gathering of all weights, from the plans of
@@ -43,7 +40,7 @@ class Trainer:
     """
 
     served: str
-    serves: Callable[[str], bool]
+    workers: tuple[RlWorker, ...]
     keys: tuple[str, ...]
     check: Callable[[Scenario, Simulation], None]
     step: Callable[[Scenario, Simulation, Plan], Step]

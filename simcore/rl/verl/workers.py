@@ -11,11 +11,12 @@ from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.inputs.generation import Rl
 from simcore.inputs.scenario import Scenario
 from simcore.placement.plan import Plan
+from simcore.placement.strategy import DTENSOR, FLAT, MEGATRON
 from simcore.results.report import Assumption
 from simcore.rl.step.phases import GrpoStep
-from simcore.rl.step.policy import MODULES, Critic, Policy
+from simcore.rl.step.policy import Critic, Policy
 from simcore.rl.step.refit import Gathered, gathered, gathering_ns
-from simcore.rl.step.trainer import DTENSOR, FLAT, Step, Trainer, check_reference
+from simcore.rl.step.trainer import Step, Trainer, check_reference
 from simcore.rl.verl.adapters import Adapted, adapted, are_units, check_adapters, sent_adapters
 from simcore.rl.verl.fsdp2 import check_fsdp2, referred
 from simcore.rl.verl.mbridge import exported
@@ -266,17 +267,17 @@ def _check_megatron(scenario: Scenario, simulation: Simulation) -> None:
 
 
 VERL: Final = (
-    Trainer(_SERVED, lambda worker: worker == FLAT,
+    Trainer(_SERVED, (FLAT,),
             ("param_offload", "optimizer_offload", "refit_bucket", "critic", "reward", "layered_summon",
              "generated_prompts"),
             _check_verl, _verl_step, _sent_by_verl, _told_of_verl, in_place=True, critic_apart=False,
             use="server", engines=tuple(STREAMS), occupied=_beside_verl),
-    Trainer(_SERVED, lambda worker: worker == DTENSOR,
+    Trainer(_SERVED, (DTENSOR,),
             ("param_offload", "optimizer_offload", "refit_bucket", "critic", "reward", "generated_prompts"),
             _check_over_fsdp2, _fsdp2_step,
             _sent_by_fsdp2, _told_of_fsdp2, in_place=True, critic_apart=False, use="server", engines=tuple(STREAMS),
             occupied=_beside_verl),
-    Trainer(_SERVED, lambda worker: bool(worker) and worker not in MODULES,
+    Trainer(_SERVED, (MEGATRON,),
             ("param_offload", "optimizer_offload", "refit_bucket", "critic", "generated_prompts"),
             _check_megatron, _megatron_step,
             _sent_by_megatron, _told_of_megatron, in_place=False, critic_apart=False, use="server",
