@@ -120,6 +120,15 @@ def postings(program: Program, name: str) -> list[tuple[int, str, int]]:
             for (op, layer, slot, amount, _, _), phase in _rows(program) if op in (Op.ALLOC, Op.FREE) and slot in slots]
 
 
+def taken(program: Program, *categories: str) -> dict[str, int]:
+    """Bytes that it allocates of each of these categories, whether they are freed again or not."""
+    names, found = list(program.tables.slots), dict.fromkeys(categories, 0)
+    for op, _, slot, size, *_ in program.columns.tolist():
+        if op == Op.ALLOC and names[slot][1] in found:
+            found[names[slot][1]] += size
+    return found
+
+
 def calls(program: Program, collective: str) -> list[tuple[str, str, int]]:
     """(axis, phase, payload) of every call of a collective, in order."""
     comms = {number: axis for (name, axis, _), number in program.tables.comms.items() if name == collective}

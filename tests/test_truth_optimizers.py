@@ -16,7 +16,6 @@ from simcore.frameworks.fsdp1.flat_parameters import exact_in_units, flat_units
 from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.placement.optimizer_step import made_after_backward
 from simcore.placement.plan import Plan
-from simcore.recording.tape import Op
 
 TRUTH: dict[str, Any] = {name: case for file in ("shaped", "drawn-shaped") for name, case in json.loads(
     (ROOT / f"tests/truth/optimizers/{file}.json").read_text(encoding="utf-8"))["cases"].items()}
@@ -101,10 +100,7 @@ def test_flat_parts_have_upstreams_states_and_copies(name: str) -> None:
     framework, mesh, given = asked(case)
     small.forget_outlines()
     program = small.program_of(framework, mesh, **given)
-    names, found = list(program.tables.slots), {"main_param": 0, "opt_state": 0}
-    for op, _, slot, size, *_ in program.columns.tolist():
-        if op == Op.ALLOC and names[slot][1] in found:
-            found[names[slot][1]] += size
+    found = small.taken(program, "main_param", "opt_state")
     states = sum(size for state in case["found"]["states"] for size, away in state.values() if not away)
     assert found == {"main_param": 4 * sum(case["found"]["masters"]), "opt_state": states}
     if case["found"]["steps"]:

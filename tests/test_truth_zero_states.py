@@ -12,7 +12,6 @@ from checkout import ROOT
 from simcore.errors import IllegalLayout, NotYet
 from simcore.memory.ledger import balance
 from simcore.placement.plan import Plan
-from simcore.recording.tape import Op
 from simcore.simulate import simulate
 
 TRUTH: dict[str, Any] = {name: case for file in ("states", "drawn-states") for name, case in json.loads(
@@ -51,10 +50,7 @@ def test_masters_and_states_on_the_device_are_upstreams(name: str) -> None:
     framework, mesh, given = asked(case)
     small.forget_outlines()
     program = small.program_of(framework, mesh, **given)
-    names, found = list(program.tables.slots), {"main_param": 0, "opt_state": 0}
-    for op, _, slot, size, *_ in program.columns.tolist():
-        if op == Op.ALLOC and names[slot][1] in found:
-            found[names[slot][1]] += size
+    found = small.taken(program, "main_param", "opt_state")
     assert found == {"main_param": 4 * sum(case["found"]["masters"]), "opt_state": of(case, managed=False)}
     assert balance(program).peak_bytes > sum(found.values())
 

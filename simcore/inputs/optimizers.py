@@ -24,13 +24,15 @@ class StepForm:
 
     `at_once`: copies of all tensors of a parameter group together. One tensor after the other: `of_one` copies of the
     tensor that is updated, of which `left` wait until the next one has its own. `passes`: times that a step reads or
-    writes (all states of a tensor, its gradient or parameter); None: each once, by one kernel.
+    writes (all states of a tensor, its gradient or parameter); None: each once, by one kernel. `stops_sharded`: words
+    at which it stops over DTensors, "" where it runs.
     """
 
     at_once: int = 0
     of_one: int = 0
     left: int = 0
     passes: tuple[int, int] | None = None
+    stops_sharded: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,8 @@ class OptimizerKind:
     reads or writes all elements, counted in `code`. `extents`: (state, word in `placement/extent.py`) of states
     that have another shape than their parameter. `flat_states`: kept in place of `states` where the optimizer sees
     parts of flat parameters, which have one dimension; empty: the same. `projects`: matrices that a scenario names
-    have states of a low rank, see `frameworks/common/low_rank`.
+    have states of a low rank, see `frameworks/common/low_rank`. `stops_sharded`: words at which every
+    implementation stops over DTensors, "" where one runs.
     """
 
     libraries: tuple[str, ...]
@@ -67,6 +70,7 @@ class OptimizerKind:
     extents: tuple[tuple[str, str], ...] = ()
     flat_states: tuple[str, ...] = ()
     projects: bool = False
+    stops_sharded: str = ""
 
     @property
     def is_adam(self) -> bool:
@@ -114,12 +118,16 @@ OPTIMIZERS: Final[Mapping[str, OptimizerKind]] = MappingProxyType({
     "adagrad": OptimizerKind(
         ("torch",), ("sum",), host_states=("exp_avg_sq",), sized_by="sum", cpu_passes=11, is_early=True,
         code="torch 2.13 optim/adagrad.py",
-        forms={"foreach": StepForm(at_once=2, passes=(7, 6)), "fused": StepForm(),
+        forms={"foreach": StepForm(at_once=2, passes=(7, 6)), "fused": StepForm(stops_sharded=(
+                   "Operator aten._fused_adagrad_.default does not have a sharding strategy registered")),
                "for_loop": StepForm(of_one=1, left=1, passes=(7, 4))}),
     "adafactor": OptimizerKind(
         ("transformers",), ("exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq", "RMS"), sized_by="exp_avg_sq",
         extents=(("exp_avg_sq_row", "rows"), ("exp_avg_sq_col", "columns"), ("exp_avg_sq", "vectors"), ("RMS", "one")),
-        flat_states=("exp_avg_sq",)),
+        flat_states=("exp_avg_sq",),
+        code="transformers 5.23 optimization.py; torch 2.13 optim/_adafactor.py _single_tensor_adafactor",
+        stops_sharded="aten.add_.Tensor got mixed torch.Tensor and DTensor (transformers'); aten.pow_.Scalar: in-place "
+                      "operations that require placement changes are not supported (torch's)"),
     "galore": OptimizerKind(("galore-torch",), _MOMENTS, sized_by="exp_avg_sq", projects=True),
     "apollo": OptimizerKind(("apollo-torch",), _MOMENTS, sized_by="exp_avg_sq", projects=True),
 })

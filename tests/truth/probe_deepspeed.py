@@ -27,6 +27,7 @@ ZeRO-3 compares its record with rank 0's, which only rank 0 survives here.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -353,6 +354,18 @@ def kept_away(engine, config, found):
     del found["memory"], found["backward"]
     stage = engine.zero_optimization_stage()
     return found | {"offload": on_host(engine.optimizer, stage), "looked_at": sorted(watched)}
+
+
+def rest_of(tracker):
+    """Bytes of all tensors on the CPU that there are, which the tracker knows from now on."""
+    import torch
+
+    known = [one for one in gc.get_objects() if isinstance(one, torch.Tensor) and one.device.type == "cpu"]
+    for one in known:
+        tracker.number_of(one)
+    del known, one
+    gc.collect()
+    return sum(change for _, change in tracker.events)
 
 
 def main():

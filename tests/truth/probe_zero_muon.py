@@ -128,12 +128,7 @@ def run(row):
     step()
     gc.collect()
     with tracker:
-        known = [one for one in gc.get_objects() if isinstance(one, torch.Tensor) and one.device.type == "cpu"]
-        for one in known:
-            tracker.number_of(one)
-        del known, one
-        gc.collect()
-        rest = sum(change for _, change in tracker.events)
+        rest = base.rest_of(tracker)
         marks.clear()
         inner.clear()
         step()

@@ -100,12 +100,7 @@ def run(row):
     gc.collect()
     tracker = Tracker()
     with tracker:
-        known = [one for one in gc.get_objects() if isinstance(one, torch.Tensor) and one.device.type == "cpu"]
-        for one in known:
-            tracker.number_of(one)
-        del known, one
-        gc.collect()
-        rest = sum(change for _, change in tracker.events)
+        rest = base.rest_of(tracker)
         marks = []
         step(lambda phase: marks.append((phase, len(tracker.events))))
         running = [0, *accumulate(change for _, change in tracker.events)]

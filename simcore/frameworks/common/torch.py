@@ -8,7 +8,7 @@ from typing import Final
 
 from simcore.frameworks.common.expert_adapters import check_expert_adapters, names_of_experts
 from simcore.frameworks.common.lora import DEFAULT_TARGETS
-from simcore.frameworks.common.low_rank.refusals import check_layerwise
+from simcore.frameworks.common.low_rank.refusals import NOT_SERVED, LowRankUse, check_layerwise
 from simcore.frameworks.common.low_rank.rules import projecting_optimizer
 from simcore.inputs.optimizers import OPTIMIZERS, optimizers_of
 from simcore.models.graph import ModelGraph
@@ -31,7 +31,6 @@ OF_POLICIES: Final = ("flash", "flash_eager", "flash_entropy", "flash_entropy_ea
 """Losses of verl's actor and critic, which its workers compute behind the model (verl b178a3cd `workers/actor/
 dp_actor.py`, `workers/critic/dp_critic.py`)."""
 _LEAST_PAGED: Final = 100_000
-_ADAFACTORS: Final = "transformers 5.23 optimization.py; torch 2.13 optim/_adafactor.py _single_tensor_adafactor"
 _BNB: Final = "bitsandbytes 95f9af30 optim/optimizer.py"
 _SHARDED: Final = "torch 2.13 distributed/tensor/_dispatch.py, as it stops in the first step"
 
@@ -94,22 +93,20 @@ def time_of_offload(job: Job) -> tuple[tuple[str, str, str, str], ...]:
 
 
 def torch_optimizer(job: Draft, source: str, default: str = "foreach", *, plain: bool = False,
-                    by_matrix: bool = False) -> Optimizer:
+                    by_matrix: bool = False, low_rank: LowRankUse = NOT_SERVED) -> Optimizer:
     """Returns the optimizer of `torch.optim` or of a library of 8-bit kernels; NotYet for others.
 
     `default`: the implementation if the scenario names none, with its `source`, or the first that the optimizer has; an
     optimizer whose step holds nothing in any form (SGD) is "fused" in any case. `plain`: parameters are ordinary
     tensors, not DTensors. `by_matrix`: the framework's table has policies for optimizers that update matrices of hidden
-    layers in another way (Muon).
+    layers in another way (Muon). `low_rank`: whether optimizers that project gradients run over its parameters.
     """
     optimizer, framework = job.scenario.training.optimizer, job.scenario.framework
     kept = OPTIMIZERS[optimizer.name]
     if kept.projects:
-        return projecting_optimizer(job)
-    if "transformers" in kept.libraries and not plain:
-        raise job.illegal("training.optimizer.name", f"{optimizer.name} over DTensors: aten.add_.Tensor got mixed "
-                          "torch.Tensor and DTensor (transformers'); aten.pow_.Scalar: in-place operations that "
-                          "require placement changes are not supported (torch's)", _ADAFACTORS)
+        return projecting_optimizer(job, low_rank)
+    if kept.stops_sharded and not plain:
+        raise job.illegal("training.optimizer.name", f"{optimizer.name} over DTensors: {kept.stops_sharded}", kept.code)
     known = (*optimizers_of("torch", by_matrix=by_matrix), *optimizers_of("bitsandbytes"))
     if optimizer.name not in known and "transformers" not in kept.libraries:
         raise job.not_yet("training.optimizer.name", f"{optimizer.name} under {framework}")
@@ -127,9 +124,8 @@ def torch_optimizer(job: Draft, source: str, default: str = "foreach", *, plain:
     if kind not in kept.forms:
         raise job.illegal("training.optimizer.implementation", f"{kind}: {optimizer.name} has "
                           f"{' and '.join(kept.forms) or 'the kernels of bitsandbytes alone'}", kept.code)
-    if kind == "fused" and optimizer.name == "adagrad" and not plain:
-        raise job.illegal("training.optimizer.implementation", "Operator aten._fused_adagrad_.default does not have a "
-                          "sharding strategy registered", _SHARDED)
+    if kept.forms[kind].stops_sharded and not plain:
+        raise job.illegal("training.optimizer.implementation", kept.forms[kind].stops_sharded, _SHARDED)
     return Optimizer(optimizer.name, kind if kept.sized_by else "fused")
 
 

@@ -21,6 +21,7 @@ from simcore.frameworks.common.compiled_layers import assumptions as of_compiled
 from simcore.frameworks.common.expert_modules import LAYERS, check_autocast
 from simcore.frameworks.common.kernels import FUSED, torch_libraries
 from simcore.frameworks.common.liger import loss_with
+from simcore.frameworks.common.low_rank.refusals import SERVED
 from simcore.frameworks.common.low_rank.rules import of_projections, projecting
 from simcore.frameworks.common.qlora import (
     EXPERTS_OPTION,
@@ -142,7 +143,7 @@ def table(job: Draft) -> Framework:
         units=(),
         strategy=_reducer(job, options),
         optimizer=torch_optimizer(job, "torch 2.13 optim/adam.py: foreach by default on CUDA", "foreach", plain=True,
-                                  by_matrix=not _alters_parameters(job, options)),
+                                  by_matrix=not _alters_parameters(job, options), low_rank=SERVED),
         compute_dtype=job.compute,
         checkpoint=all_or_no_checkpoint(job),
         kept_inputs=kept_inputs(job, options),

@@ -17,6 +17,7 @@ from simcore.frameworks.common.checkpoint_files import plain_files
 from simcore.frameworks.common.expert_adapters import TARGETS, adapts_experts
 from simcore.frameworks.common.kernels import torch_libraries
 from simcore.frameworks.common.liger import loss_with
+from simcore.frameworks.common.low_rank.refusals import OF_ZERO
 from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, packed_of
 from simcore.frameworks.common.torch import all_or_no_checkpoint, check_named_adapters, torch_optimizer
 from simcore.frameworks.deepspeed.experts import layers as experts
@@ -337,7 +338,8 @@ def _optimizer(job: Draft, strategy: ZeroStrategy) -> Optimizer:
             *["contiguous_gradients: false"] * apart, *["round_robin_gradients: true"] * turns))
     if not strategy.states_on_host:
         return own_optimizer(job) or torch_optimizer(
-            job, "transformers 5.23 training_args.py: adamw_torch_fused from torch 2.8 on", "fused", plain=True)
+            job, "transformers 5.23 training_args.py: adamw_torch_fused from torch 2.8 on", "fused", plain=True,
+            low_rank=OF_ZERO)
     name, kind = job.scenario.training.optimizer.name, job.scenario.training.optimizer.implementation
     if not OPTIMIZERS[name].host_states:
         raise _of_client(job, "name", name)

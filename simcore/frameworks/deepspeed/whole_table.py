@@ -15,6 +15,7 @@ from simcore.frameworks.common.afterwards import trainer_afterwards
 from simcore.frameworks.common.checkpoint_files import plain_files
 from simcore.frameworks.common.kernels import torch_libraries
 from simcore.frameworks.common.liger import loss_with
+from simcore.frameworks.common.low_rank.refusals import APART, NOT_SERVED
 from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, is_packed
 from simcore.frameworks.common.torch import (
     States,
@@ -130,7 +131,7 @@ def _optimizer(job: Draft, strategy: WholeStrategy) -> Optimizer:
                           "one fused kernel (torch_adam: true for torch's)", "deepspeed 0.19.6 ops/adam/fused_adam.py")
     return own_optimizer(job) or torch_optimizer(
         job, "transformers 5.23 training_args.py: adamw_torch_fused from torch 2.8 on; deepspeed 0.19.6 "
-        "ops/adam/fused_adam.py", "fused", plain=True)
+        "ops/adam/fused_adam.py", "fused", plain=True, low_rank=APART if job.compute == "bf16" else NOT_SERVED)
 
 
 @lru_cache(maxsize=64)

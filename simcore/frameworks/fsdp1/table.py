@@ -20,6 +20,7 @@ from simcore.frameworks.common.expert_adapters import TARGETS, adapts_experts
 from simcore.frameworks.common.expert_modules import LAYERS
 from simcore.frameworks.common.kernels import torch_libraries
 from simcore.frameworks.common.liger import loss_with
+from simcore.frameworks.common.low_rank.refusals import NOT_SERVED, OF_FLAT_UNITS
 from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, is_packed, packed_of
 from simcore.frameworks.common.torch import (
     OF_POLICIES,
@@ -119,7 +120,8 @@ def table(job: Draft) -> Framework:
         rules=_rules(stored, adapters, job.compute, states_of(job, plain=True), strategy, packed),
         units=_units(job, options, reduce),
         strategy=strategy,
-        optimizer=torch_optimizer(job, *reversed(defaults.optimizer), plain=True),
+        optimizer=torch_optimizer(job, *reversed(defaults.optimizer), plain=True,
+                                  low_rank=OF_FLAT_UNITS if job.mesh.dp_shard > 1 else NOT_SERVED),
         compute_dtype=job.compute,
         checkpoint=all_or_no_checkpoint(job),
         loss=job.auto("training.loss", job.scenario.training.loss, *loss_with(options, defaults.loss)),

@@ -15,8 +15,10 @@ from simcore.frameworks.common.checkpoint_files import fsdp2_files
 from simcore.frameworks.common.hot_ranks import fullest_load
 from simcore.frameworks.common.kernels import torch_libraries
 from simcore.frameworks.common.liger import loss_with
+from simcore.frameworks.common.low_rank.refusals import OF_DTENSORS
 from simcore.frameworks.common.pipeline import pipeline_schedule
 from simcore.frameworks.common.torch import Sourced, time_of_offload, torch_optimizer
+from simcore.frameworks.common.trainer import Trainer
 from simcore.frameworks.common.transformers import stored_as
 from simcore.frameworks.fsdp2.checks import (
     FRONT,
@@ -71,8 +73,7 @@ def table(job: Draft) -> Framework:
     packed = packed_weights(job, options)
     fully = job.mesh.ep > 1 and options.get("experts") != "ignored"
     check_shared(job, separate=is_separate(job, options) or options.get("wrap") == FRONT)
-    optimizer = _grouped(job, torch_optimizer(job, *reversed(given.optimizer), by_matrix=trainer.serves_muon),
-                         mixes=job.mesh.ep > 1 and not fully and stored == job.compute)
+    optimizer = _optimizer(job, trainer, mixes=job.mesh.ep > 1 and not fully and stored == job.compute)
     made = units(job.graph, stages, wrapping(job, options, reduce, packed, fully=fully))
     check_units(job, made)
     return Framework(
@@ -107,14 +108,18 @@ def _of_muon(job: Job) -> tuple[tuple[str, str, str, str], ...]:
              "torch 2.13 optim/_muon.py; what its products gather or reduce of DTensors is in no traffic"),)
 
 
-def _grouped(job: Job, optimizer: Optimizer, *, mixes: bool) -> Optimizer:
-    """[Note: plain slices beside shards] Where `mixes`, slices of experts are stored in the type of the shards.
+def _optimizer(job: Draft, trainer: Trainer, *, mixes: bool) -> Optimizer:
+    """Optimizer of the job over DTensors.
+
+    [Note: plain slices beside shards] Where `mixes`, slices of experts are stored in the type of the shards.
 
     foreach and fused kernels take the parameters of a group that are of one type together (torch 2.13
     `optim/optimizer.py`, _group_tensors_by_device_and_dtype), and DTensor takes no plain tensor beside its own
     (`distributed/tensor/_dispatch.py`: "got mixed torch.Tensor and DTensor"): one parameter group of all parameters
     raises in the first step, in a group of their own the slices do not. A loop over parameters takes either.
     """
+    optimizer = torch_optimizer(job, *reversed(trainer.defaults.optimizer), by_matrix=trainer.serves_muon,
+                                low_rank=OF_DTENSORS)
     training, options = job.scenario.training, job.scenario.framework_options
     one_by_one = training.optimizer.implementation == "for_loop" or options.get("optimizer_in_bwd")
     together = optimizer.implementation in ("foreach", "fused") and not one_by_one

@@ -1,44 +1,61 @@
-"""Frameworks under which GaLore and APOLLO stop, each with the rule, see `tests/truth/probe_low_rank_sharded.py`.
+"""Records of where GaLore and APOLLO run or stop, which a framework's table hands over with its optimizer.
 
-Where they run and are not described, they are not yet served.
+Measured by `tests/truth/probe_low_rank_sharded.py`. Where they run and are not described, they are not yet served.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from simcore.placement.job import Job
 
-__all__ = ["check_framework", "check_layerwise"]
+__all__ = ["APART", "NOT_SERVED", "OF_DTENSORS", "OF_FLAT_UNITS", "OF_ZERO", "SERVED", "LowRankUse", "check_layerwise"]
 
+_AT: Final = "galore-torch 1.0 galore_projector.py project, apollo-torch 1.0.3 apollo.py step"
+_SETUP: Final = "transformers 5.23 trainer_optimizer.py _setup_low_rank_optimizer"
 _FLAT: Final = ("IndexError: tuple index out of range: a projector needs rows and columns, and the optimizer sees "
                 "parts of flat parameters, which have one dimension")
-_AT: Final = "galore-torch 1.0 galore_projector.py project, apollo-torch 1.0.3 apollo.py step"
-_ZERO: Final = (f"{_AT}; deepspeed 0.19.6 runtime/zero/stage_1_and_2.py, stage3.py; LLaMA-Factory ff6d4d12 "
-                "hparams/parser.py: GaLore and APOLLO are incompatible with DeepSpeed yet")
-_SETUP: Final = "transformers 5.23 trainer_optimizer.py _setup_low_rank_optimizer"
-_DTENSOR: Final = "RuntimeError: aten.mm.default got mixed torch.Tensor and DTensor: the drawn matrix is a plain tensor"
 
 
-def check_framework(job: Job, *, is_random: bool) -> None:
-    """Raises an error for a job whose optimizer projects gradients, unless its framework's parameters are whole.
+@dataclass(frozen=True, slots=True)
+class LowRankUse:
+    """Use of optimizers that project gradients over the parameters of a framework: it stops, runs, or is not served.
 
-    `is_random`: projectors are drawn.
+    `stops`: (upstream's words, their place) at which it stops; () where it does not. `only_drawn`: only with projectors
+    that are drawn, as APOLLO's are by default. `is_served`: its step is described.
     """
-    at, name, framework = "training.optimizer.name", job.scenario.training.optimizer.name, job.scenario.framework
-    if framework in ("zero1", "zero2", "zero3"):
-        raise job.illegal(at, f"{name}: {_FLAT}", _ZERO)
-    if framework == "fsdp1" and job.mesh.dp_shard > 1 and job.scenario.framework_options.get(
-            "sharding_strategy") != "NO_SHARD":
-        raise job.illegal(at, f"{name}: {_FLAT}", f"{_AT}; torch 2.13 distributed/fsdp/_flat_param.py")
-    if framework == "fsdp2" and is_random:
-        raise job.illegal(at, f"{name}: {_DTENSOR}", "apollo-torch 1.0.3 random_projector.py stable_randn; torch 2.13 "
-                          "distributed/tensor/_dispatch.py")
-    if framework == "zero0" and is_random and job.compute == "bf16":
-        raise job.illegal(at, f"{name}: KeyError: 'seed': each parameter's seed stays with the one that DeepSpeed's "
-                          "fp32 copy takes the place of", "apollo-torch 1.0.3 apollo.py __init__; deepspeed 0.19.6 "
-                          "runtime/bf16_optimizer.py, fp16/unfused_optimizer.py")
-    job.one_of(at, framework, ("ddp",))
+
+    stops: tuple[str, str] | tuple[()] = ()
+    only_drawn: bool = False
+    is_served: bool = False
+
+    def check(self, job: Job, *, is_drawn: bool) -> None:
+        """Raises IllegalLayout where upstream stops, NotYet where it runs and is not served."""
+        at, optimizer = "training.optimizer.name", job.scenario.training.optimizer.name
+        if self.stops and (is_drawn or not self.only_drawn):
+            words, rule = self.stops
+            raise job.illegal(at, f"{optimizer}: {words}", rule)
+        if not self.is_served:
+            job.one_of(at, job.scenario.framework, ("ddp",))
+
+
+SERVED: Final = LowRankUse(is_served=True)
+NOT_SERVED: Final = LowRankUse()
+OF_ZERO: Final = LowRankUse((_FLAT, f"{_AT}; deepspeed 0.19.6 runtime/zero/stage_1_and_2.py, stage3.py; LLaMA-Factory "
+                             "ff6d4d12 hparams/parser.py: GaLore and APOLLO are incompatible with DeepSpeed yet"))
+"""Parts of flat masters."""
+OF_FLAT_UNITS: Final = LowRankUse((_FLAT, f"{_AT}; torch 2.13 distributed/fsdp/_flat_param.py"))
+"""Parts of FSDP 1's flat parameters."""
+OF_DTENSORS: Final = LowRankUse((
+    "RuntimeError: aten.mm.default got mixed torch.Tensor and DTensor: the drawn matrix is a plain tensor",
+    "apollo-torch 1.0.3 random_projector.py stable_randn; torch 2.13 distributed/tensor/_dispatch.py"), only_drawn=True)
+"""Shards of FSDP 2."""
+APART: Final = LowRankUse((
+    "KeyError: 'seed': each parameter's seed stays with the one that DeepSpeed's fp32 copy takes the place of",
+    "apollo-torch 1.0.3 apollo.py __init__; deepspeed 0.19.6 runtime/bf16_optimizer.py, fp16/unfused_optimizer.py"),
+    only_drawn=True)
+"""Masters in fp32 of whole parameters in bf16."""
 
 
 def check_layerwise(job: Job) -> None:

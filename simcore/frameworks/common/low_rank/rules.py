@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
-from simcore.frameworks.common.low_rank.refusals import check_framework
+from simcore.frameworks.common.low_rank.refusals import LowRankUse
 from simcore.frameworks.common.steps.low_rank import StepAlone
 from simcore.frameworks.common.steps.projection import PROJECTOR, LowRankState, Part, Projection
 from simcore.inputs.optimizers import LOW_RANK
@@ -48,15 +48,16 @@ def _with(rules: tuple[Rule, ...], asked: LowRank, projection: Projection) -> tu
     return tuple(one for rule in rules for one in (_projected(rule, asked, projection), _whole(rule)))
 
 
-def projecting_optimizer(job: Draft) -> Optimizer:
+def projecting_optimizer(job: Draft, use: LowRankUse) -> Optimizer:
     """Returns GaLore or APOLLO, whose own code is a loop over tensors; records what the scenario leaves open.
 
-    IllegalLayout where upstream stops, NotYet where it runs and is not served.
+    `use`: whether it runs over the framework's parameters. IllegalLayout where upstream stops, NotYet where it runs and
+    is not served.
     """
     optimizer, asked, at = job.scenario.training.optimizer, _settings(job), "training.optimizer"
     assert asked is not None
     projection = _projection(job, asked)
-    check_framework(job, is_random=projection.is_random)
+    use.check(job, is_drawn=projection.is_random)
     family = job.graph.architecture.family
     if job.graph.implementation != "hf" or job.graph.architecture.has_tower or family in UNKNOWN_LINEARS:
         raise job.not_yet(f"{at}.name", f"{optimizer.name} with layers of {family} of {job.graph.implementation}: with "
@@ -158,8 +159,8 @@ def _check_targets(job: Job, asked: LowRank) -> None:
 
 def _check_shapes(job: Job, asked: LowRank, projection: Projection) -> None:
     """Refuses projections that upstream's products or quotients stop at."""
-    name, at = job.scenario.training.optimizer.name, "training.optimizer.low_rank.proj_type"
-    if name == "apollo" and projection.way == "full":
+    at = "training.optimizer.low_rank.proj_type"
+    if projection.scales and projection.way == "full":
         raise job.illegal(at, "full rank projection is not implemented yet" if projection.is_random else
                           "'list' object has no attribute 'device'",
                           "apollo-torch 1.0.3 random_projector.py get_orthogonal_matrix, svd_projector.py project")
@@ -171,6 +172,6 @@ def _check_shapes(job: Job, asked: LowRank, projection: Projection) -> None:
             raise job.illegal(at, f"{spec.name}: a factor for each of {low[wide]} channels of {spec.shape[wide]}: the "
                               "size of tensor a must match the size of tensor b",
                               "apollo-torch 1.0.3 apollo.py step: norm_dim is the shorter side's")
-        if projection.way == "reverse_std" and name == "galore" and wide and low[0] <= low[1]:
+        if projection.way == "reverse_std" and not projection.scales and wide and low[0] <= low[1]:
             raise job.illegal(at, f"{spec.name}: mat1 and mat2 shapes cannot be multiplied ({low[0]} rows, rank "
                               f"{low[1]})", "galore-torch 1.0 galore_projector.py project_back")

@@ -56,16 +56,18 @@ def check_states(job: Job) -> None:
 def own_optimizer(job: Job) -> Optimizer | None:
     """Returns the kernel of DeepSpeed's own that its configuration names: FusedLion. None for other optimizers.
 
-    NotYet for torch's Adagrad: DeepSpeed makes it anew for its masters (0.19.6 `stage_1_and_2.py`, `stage3.py`,
-    initialize_optimizer_states), and the states that the first had made of whole parameters stay beside.
+    NotYet for one whose states are there before its first step (torch's Adagrad): DeepSpeed makes it anew for its
+    masters (0.19.6 `stage_1_and_2.py`, `stage3.py`, initialize_optimizer_states), and the states that the first had
+    made of whole parameters stay beside.
     """
     optimizer = job.scenario.training.optimizer
-    if optimizer.name == "adagrad":
-        raise job.not_yet("training.optimizer.name", "adagrad under DeepSpeed on the device, which keeps the states of "
-                          "whole parameters in 16 bits beside those of masters (served: offload of the optimizer)")
-    if optimizer.name != "lion" or optimizer.implementation != "fused":
-        return None
-    return Optimizer(optimizer.name, optimizer.implementation)  # ops/lion/fused_lion.py
+    kind = OPTIMIZERS[optimizer.name]
+    if kind.is_early:
+        raise job.not_yet("training.optimizer.name", f"{optimizer.name} under DeepSpeed on the device, which keeps the "
+                          "states of whole parameters in 16 bits beside those of masters (served: offload of the "
+                          "optimizer)")
+    is_own = "deepspeed" in kind.libraries and "fused" not in kind.forms  # ops/lion/fused_lion.py
+    return Optimizer(optimizer.name, "fused") if is_own and optimizer.implementation == "fused" else None
 
 
 def flat_layout(job: Job, axis: str, stage: int, sub_group: int) -> TensorLayout | None:
