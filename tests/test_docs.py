@@ -14,7 +14,7 @@ import pytest
 import small
 from checkout import ROOT
 from simcore.docgen.glossary import CATEGORIES, COMPONENTS, OUTSIDE, SERVED, filled, glossary
-from simcore.errors import InputError, NotYet
+from simcore.errors import IllegalLayout, InputError, NotYet
 from simcore.frameworks.registry import hooks_of, known_frameworks
 from simcore.frameworks.setup import prepare
 from simcore.inputs.document import parse_document
@@ -110,7 +110,8 @@ def test_components_are_those_of_the_models() -> None:
     fields.append(model_config("deepseek-v3", {"mtp_num_layers": 1}, ""))
     found: set[str] = set()
     for one, code in itertools.product(fields, IMPLEMENTATIONS):
-        with contextlib.suppress(NotYet, InputError):  # not every family is described for every implementation
+        # not every family is described for every implementation, or there upstream
+        with contextlib.suppress(NotYet, InputError, IllegalLayout):
             found |= set(small.components(build(one, code)))
     assert found | {"adapters", "expert_adapters"} == set(COMPONENTS)
 
