@@ -123,11 +123,12 @@ class LayerPasses:
         return cuts, structure(self.tiles), self.grads
 
 
-Key = tuple[int, bool, bool, str, bool, tuple[int, str], tuple[int, int]]
+Key = tuple[int, bool, bool, str, bool, tuple[int, str], tuple[int, int], str]
 """(kind of layer, whether it is the first block, whether its input carries a gradient, what is recomputed of it,
 whether its backward pass is split (not on the first stage, see [Note: zero bubble] in `pipeline/zero_bubble.py`),
 number of layers down to the stem if it releases some of the stem's shared tensors, else 0, and which of them,
-layers down to the next one of which modules leave for the host and number of the run of each that stays)."""
+layers down to the next one of which modules leave for the host and number of the run of each that stays, dtype of its
+input where it is not the stream's first one, else "")."""
 
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
+from simcore.models.blocks import FinalNorm, Head
 from simcore.models.graph import ModelGraph
 from simcore.models.placed_blocks import DeepMerger
 from simcore.models.pooled_blocks import PooledStem
@@ -127,8 +128,20 @@ def keys_of(plan: Plan) -> Mapping[int, Key]:
     unsplit = {layer for chunk in plan.chunks if not splits or 0 in chunk for layer in chunk}
     return {layer: (plan.graph.layers[layer].kind, layer == first_block, below[layer],
                     named.get(layer, framework.checkpoint), layer not in unsplit,
-                    (layer - stem if layer in users else 0, users.get(layer, ALL)), moved.get(layer, NONE))
-            for layer in plan.layers}
+                    (layer - stem if layer in users else 0, users.get(layer, ALL)), moved.get(layer, NONE),
+                    _given(plan, layer)) for layer in plan.layers}
+
+
+def _given(plan: Plan, layer: int) -> str:
+    """Dtype of a layer's input where it is not that in which the embedding begins the stream, else "".
+
+    Layers below widen it, or the last norm puts out another type. A loss reads logits.
+    """
+    options, block = plan.framework.options, plan.graph.kinds[plan.graph.layers[layer].kind].block
+    if isinstance(block, Head) and options.head_given:
+        return options.head_given
+    is_widened = options.widens_at is not None and layer > options.widens_at
+    return "fp32" if is_widened and (block is None or isinstance(block, FinalNorm | Head)) else ""
 
 
 def leaving(plan: Plan) -> tuple[int, ...]:
@@ -178,7 +191,7 @@ def run_of(plan: Plan, key: Key, workload: Workload, *, later: bool = False) -> 
                split=key[4], stem=key[5][0], stem_part=key[5][1], no_grad=workload.no_grad,
                leaves=0 if workload.no_grad else leaves,
                groups=None if workload.no_grad else groups_of(plan, kind, key[6]), images=workload.images, left=(),
-               scored=workload.scored,
+               scored=workload.scored, given=key[7],
                **_trained_of_images(plan, no_grad=workload.no_grad))
 
 

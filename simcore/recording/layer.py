@@ -72,6 +72,7 @@ class LayerWorkload:
     `embedding_stays`: the embedding's output requires a gradient by itself, so that the graph keeps it.
     `inputs_train`: gradients reach inputs of single layers. `left`: (slot, bytes) of tensors to which a module of the
     layer still refers since its last pass. `scored`: last tokens of a sequence that the loss scores, 0 for all.
+    `given`: dtype of the layer's input where layers below have changed that of the stream, else "".
     """
 
     batch: int
@@ -106,6 +107,7 @@ class LayerWorkload:
     inputs_train: bool = False
     left: tuple[tuple[int, int], ...] = ()
     scored: int = 0
+    given: str = ""
 
     @property
     def tokens(self) -> int:

@@ -14,7 +14,9 @@ LoraDropout = Literal["", "pre", "post"]
 class ImplementationOptions:
     """Options of one implementation's layers; this base has those that the engine itself reads.
 
-    `hidden`: dtype of the hidden state between layers, "" for the compute dtype. `embeddings_require_grad`: the
+    `hidden`: dtype of the hidden state between layers, "" for the compute dtype. `widens_at`: number, in the whole
+    model, of the first layer that puts out fp32 whatever it is given, and with it all behind; None: none does.
+    `head_given`: dtype of what the last norm puts out, "" for that of its input. `embeddings_require_grad`: the
     embedding's output takes a gradient that no parameter needs, so that replays of layers above carry one.
     `patches_require_grad`: so does what the front of a vision tower puts out.
     `inputs_on_host`: inputs of replayed layers wait in host memory until backward. `lora_dropout`: place of the dropout
@@ -28,6 +30,8 @@ class ImplementationOptions:
     """
 
     hidden: str = ""
+    widens_at: int | None = None
+    head_given: str = ""
     embeddings_require_grad: bool = False
     patches_require_grad: bool = False
     inputs_on_host: bool = False

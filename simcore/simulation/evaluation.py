@@ -249,6 +249,9 @@ def _generation_ns(simulation: Simulation, new: int, passes: tuple[LoweredPasses
 
 def _cache(simulation: Simulation, sequences: int, tokens: int) -> int:
     """Bytes of keys, values and recurrent states of that many sequences, over all layers."""
+    if simulation.framework.options.widens_at is not None:
+        raise NotYet(Problem(simulation.job.scenario.where("evaluation", "generate_tokens"), "not yet: generation with "
+                             "keys in fp32 in some layers, where packed linears put out what they are given"))
     width, total, key = dtype_bytes(simulation.framework.compute_dtype), 0, _key_width(simulation)
     for layer in simulation.job.graph.layers:
         for branch in simulation.job.graph.kinds[layer.kind].branches:

@@ -109,7 +109,7 @@ def built(case: dict[str, Any]) -> Any:
         if case.get("recompute"):
             plain.gradient_checkpointing_enable({"use_reentrant": False})
         return plain.train()
-    model = packed(plain, double_quant=True) if case.get("packs") else plain
+    model = packed(plain, double_quant=True, **skips_of(case)) if case.get("packs") else plain
     for module in models.expert_modules(model) if case.get("experts") else ():
         for name, _ in list(module.named_parameters(recurse=False)):
             parametrize.replace_parameter_4bit(module, name, compress_statistics=True, quant_type="nf4")
@@ -123,6 +123,11 @@ def built(case: dict[str, Any]) -> Any:
     if case.get("recompute"):
         adapted.base_model.model.gradient_checkpointing_enable({"use_reentrant": False})
     return adapted.train()
+
+
+def skips_of(case: dict[str, Any]) -> dict[str, Any]:
+    """Argument of `packed` with the modules that are not packed; none without a list of them."""
+    return {"skipped": case["skipped"]} if "skipped" in case else {}
 
 
 def beside(model: Any) -> int:

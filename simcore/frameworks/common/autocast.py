@@ -15,13 +15,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from simcore.models.blocks import Attention, GatedDeltaNet, Mamba2, Mixer, Mlp, Moe
+from simcore.models.blocks import Attention, Branch, FinalNorm, GatedDeltaNet, Mamba2, Mixer, Mlp, Moe
 from simcore.models.tensor import TensorSpec
 from simcore.operators.hf.chunked import LM_HEAD
 from simcore.placement.job import Draft, Job
 from simcore.recording.layer import KEPT_ALONE, PREFERENCE
 
-__all__ = ["AUTOCAST_OPTIONS", "Mixed", "is_widened", "mixed_of", "stays_wide"]
+__all__ = ["AUTOCAST_OPTIONS", "Mixed", "head_given", "is_widened", "mixed_of", "stays_wide", "widens_at"]
 
 _KBIT: Final = "prepare_model_for_kbit_training"
 _CAST_BACK: Final = "cast_back"
@@ -31,6 +31,8 @@ AUTOCAST_OPTIONS: Final[dict[str, tuple[Any, ...]]] = {"autocast": (None, True, 
 _CASTS_TRAINED: Final = ("preference_softmax", "kto_softmax")
 """Losses of LLaMA-Factory's trainers, which casts what trains alone to fp32, and no reference."""
 _OF_TOWER: Final = ("vision_tower", "projector")
+_NARROW_NORM: Final = "nemotron"
+"""Family whose LayerNorm autocast leaves in the type of products."""
 _UNSCALED: Final = "torch 2.13 torch/amp/grad_scaler.py unscale_"
 
 
@@ -127,6 +129,38 @@ def _squares(block: Mixer) -> bool:
         isinstance(block, Moe) and not block.gated and not block.gelu and block.shared_ffn > 0)
 
 
+def widens_at(job: Job, mixed: Mixed) -> int | None:
+    """Number of the first layer that puts out fp32 although the embedding puts out 16 bits; None if none does.
+
+    A packed linear puts out the type of its input (bitsandbytes 0.50.2 `nn/modules.py`, Linear4bit.forward: the result
+    `.to(inp_dtype)`), and under autocast a square is fp32, and LayerNorm: so is what a branch adds to the stream.
+    """
+    if job.scenario.training.method != "qlora" or not mixed.autocast or mixed.stream != job.compute:
+        return None
+    return next((number for number, layer in enumerate(job.graph.layers)
+                 if any(_squares(branch.block) or (branch.norm and _is_wide_norm(job, branch))
+                        for branch in job.graph.kinds[layer.kind].branches)), None)
+
+
+def head_given(job: Job, mixed: Mixed) -> str:
+    """Dtype of what the last norm puts out under autocast where it is not that of its input, else "".
+
+    torch's LayerNorm is fp32 (torch 2.13 `ATen/autocast_mode.h`, AT_FORALL_FP32). Nemotron's casts to the type of
+    products, and runs without autocast (transformers 5.23 `models/nemotron/modeling_nemotron.py`, NemotronLayerNorm1P).
+    """
+    last = next((kind for kind in job.graph.kinds if isinstance(kind.block, FinalNorm)), None)
+    if not mixed.autocast or last is None:
+        return ""
+    if last.family == _NARROW_NORM:
+        return job.compute
+    assert isinstance(last.block, FinalNorm)
+    return "fp32" if last.block.layer_norm and last.block.norm_bias else ""
+
+
+def _is_wide_norm(job: Job, branch: Branch) -> bool:
+    return branch.layer_norm and branch.norm_bias and job.graph.architecture.family != _NARROW_NORM
+
+
 def _check(job: Job, stored: str, *, casts: bool) -> None:
     if stored not in ("fp32", job.compute) or job.compute not in ("bf16", "fp16"):
         raise job.not_yet("training.precision", f"{stored} parameters under autocast to {job.compute}")
@@ -144,9 +178,10 @@ def _check(job: Job, stored: str, *, casts: bool) -> None:
                for block in blocks):
         raise job.not_yet("framework_options.autocast", "autocast over experts, the gated delta rule or Mamba layers "
                           "in fp32, or over attention sinks")
-    if training.method == "qlora" and stored == job.compute and any(map(_squares, blocks)):
-        raise job.not_yet("framework_options.autocast", "squares in fp32 before a packed linear, whose output in fp32 "
-                          "makes the residual stream fp32 (bitsandbytes 0.50.2 nn/modules.py Linear4bit)")
+    if training.method == "qlora" and stored == job.compute and any(map(_squares, blocks)) and (
+            job.graph.implementation != "hf" or training.quantization.format == "int8"):
+        raise job.not_yet("framework_options.autocast", "squares in fp32 before a packed linear of another kind than "
+                          "transformers' layers in 4 bits, whose output in fp32 makes the residual stream fp32")
     if stored != job.compute and training.loss in _CASTS_TRAINED:
         raise job.not_yet("training.precision.params", f"{training.loss} in full, of parameters in {stored} beside "
                           f"a reference in {job.compute}")

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.afterwards import kept_logits, trainer_afterwards
-from simcore.frameworks.common.autocast import AUTOCAST_OPTIONS, Mixed, is_widened, stays_wide
+from simcore.frameworks.common.autocast import AUTOCAST_OPTIONS, Mixed, head_given, is_widened, stays_wide, widens_at
 from simcore.frameworks.common.checkpoint_files import plain_files
 from simcore.frameworks.common.compiled_layers import LAYERS_ALONE
 from simcore.frameworks.common.compiled_layers import assumptions as of_compiled_layers
@@ -247,7 +247,8 @@ def _layer_options(job: Draft, options: dict[str, Any], mixed: Mixed) -> HfOptio
         embeddings_require_grad=_transformers.replayed(job) or asks_for_gradient(job, options),
         patches_require_grad=_transformers.asks_patches(job, options),
         autocast=mixed.autocast, wide_tower=mixed.casts_back and job.graph.architecture.has_tower,
-        hidden=mixed.stream if mixed.autocast else "", wide_logits=job.scenario.training.loss in KEPT,
+        hidden=mixed.stream if mixed.autocast else "", widens_at=widens_at(job, mixed),
+        head_given=head_given(job, mixed), wide_logits=job.scenario.training.loss in KEPT,
         compile=bool(options.get("compile")) and bool(options.get(TUNE_OPTION)),
         has_outlier_threshold=options.get(THRESHOLD_OPTION) != 0, unsloth=fast_layers(job, options))
 

@@ -28,7 +28,7 @@ from simcore.operators.shared.rms_norm import rms_norm, rms_norm_by_power, rms_n
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Param, Tape, Tensor
 
-__all__ = ["EMBEDDINGS", "TABLES", "Family", "has_wide_inputs", "mix", "norm", "of_family", "pair"]
+__all__ = ["EMBEDDINGS", "TABLES", "Family", "has_wide_inputs", "mix", "norm", "of_family"]
 
 TABLES: Final = ("rotary.cos", "rotary.sin", "rotary.further_cos", "rotary.further_sin")
 """Storages of the tables that the embedding makes for all layers, in their order."""
@@ -270,7 +270,8 @@ class Family:
     layers hold what attention put out until they return, and what it was given until that is added. `holds_embeddings`:
     what dropout is given of the embedding lives until the model returns. `scales_behind`: the model multiplies what
     comes out of its embedding, whose own output lives as long as the graph where it is asked for a gradient
-    (enable_input_require_grads hooks the embedding).
+    (enable_input_require_grads hooks the embedding). `casts_to_norm`: a layer's norm is given the hidden state in the
+    type of its weight.
     """
 
     norm: Norm = _norm
@@ -290,6 +291,7 @@ class Family:
     complex_tables: bool = False
     holds_mixed: bool = False
     scales_behind: bool = False
+    casts_to_norm: bool = False
 
 
 _LLAMA: Final = Family()
@@ -320,7 +322,7 @@ FAMILIES: Final = {
     "mistral4": Family(moe=_routed_by(hf_moe.route_in_groups)),
     "ministral3": Family(attention=_turning_by(decoders.ministral3_turn)),
     "mixtral": Family(moe=partial(_moe, wide=True)),
-    "nemotron_h": Family(norm=_norm_in_fp32),
+    "nemotron_h": Family(norm=_norm_in_fp32, casts_to_norm=True),
     "nemotron": Family(attention=_turning_by(decoders.nemotron_rotate, joins=True)),
     "olmo3": Family(norm=rms_norm_in_fp32, attention=_attention_of_olmo2, wide_tables=True, masks=2),
     "olmo2": Family(norm=rms_norm_in_fp32, attention=_attention_of_olmo2, wide_tables=True),
@@ -352,9 +354,10 @@ def norm(tape: Tape, run: LayerWorkload, at: str, x: Tensor, family: str) -> Ten
     """Norm of `x`, in its shape and type, by the family's operators: with a bias torch's LayerNorm, else RMSNorm.
 
     `at`: its module in the layer, with a dot at the end, "" for the final norm. Liger's kernel takes the place of
-    RMSNorm if the options say so.
+    RMSNorm if the options say so. A family's layers may hand it over in the type of the weight (`casts_to_norm`).
     """
     weight, bias = run.params[f"{at}weight"], run.params.get(f"{at}bias")
+    x = aten.cast(tape, x, weight.dtype) if at and of_family(family).casts_to_norm else x
     if bias is not None and family == "nemotron":
         return decoders.nemotron_norm(tape, run, weight, bias, x)
     if bias is not None:
@@ -382,18 +385,3 @@ def mix(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, family: 
     if isinstance(branch.block, GatedDeltaNet):
         return delta_net(tape, run, branch, inputs.hidden), None
     return functions.mamba(tape, replace(run, tp=1) if run.tp > 1 else run, branch, inputs)  # Mamba too is whole
-
-
-def pair(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs, held: list[Tensor]) -> Tensor:
-    """Sum of the stream and of two mixers of one norm's output; `held` gets what the layer holds until it returns."""
-    first, *_ = kind.branches
-    tape.scope = f"{first.norm}."
-    seen = norm(tape, run, f"{first.norm}.", inputs.hidden, kind.family)
-    for branch in kind.branches[:2]:
-        tape.scope = f"{branch.name}."
-        held.append(mix(tape, run, branch, inputs._replace(hidden=seen), kind.family)[0])
-    tape.scope = ""
-    mixed, attended = held
-    both = aten.add(tape, mixed, attended, "both")
-    del seen
-    return aten.add(tape, inputs.hidden, both, "residual")

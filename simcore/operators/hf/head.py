@@ -53,8 +53,8 @@ def head(tape: Tape, kind: LayerKind, block: Head, run: LayerWorkload) -> Record
     """Recording, forward and backward, of the output projection: of logits, or of the loss itself.
 
     The losses `cut`, `liger`, `chunked`, `fused_linear` and `fused_lm_head` make the logits themselves. For these it
-    raises NotYet if the head has an adapter, if the hidden state is fp32, or if logits are scaled or capped, of which
-    `fused_lm_head` alone knows.
+    raises NotYet if the head has an adapter, if the hidden state is fp32 (but for `cut`), or if logits are scaled or
+    capped, of which `fused_lm_head` alone knows.
     """
     weight = run.params["weight"]
     body = {"cut": cut_loss, "liger": liger_loss, "chunked": chunked_loss, FUSED: fused_head,
@@ -63,14 +63,16 @@ def head(tape: Tape, kind: LayerKind, block: Head, run: LayerWorkload) -> Record
         raise NotYet(Problem("training.loss", f"not yet: {run.loss} with an adapter or a bias of lm_head"))
     caps = run.loss == "liger" and kind.family == "gemma2" and not kind.wide  # its kernel keeps them below the cap
     knows = caps or body == fused_lm_head
-    if ((changes_logits(kind) and not knows) or kind.wide) and body != _logits:
+    is_wide = kind.wide or (run.given == "fp32" and body != cut_loss)  # which casts what it is given, as products do
+    if ((changes_logits(kind) and not knows) or is_wide) and body != _logits:
         raise NotYet(Problem("training.loss", f"not yet: {run.loss} of scaled or capped logits or a hidden state in "
                              "fp32"))
     whole = replace(run, tp=1)  # over tp it is given whole sequences too
     finish = _unchanged if knows else finished_logits
     return simple_part(tape, whole, leave_waiting if weight.tied else nothing, block.hidden,
                        lambda hidden: finish(tape, kind, body(
-                           tape, run, aten.cast(tape, hidden, run.compute) if kind.wide else hidden)), _stream(kind))
+                           tape, run, aten.cast(tape, hidden, run.compute) if kind.wide or (
+                               run.given and body == cut_loss) else hidden)), _stream(kind))
 
 
 def _unchanged(_tape: Tape, _kind: LayerKind, loss: Tensor) -> Tensor:

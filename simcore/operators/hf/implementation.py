@@ -26,10 +26,11 @@ from simcore.operators.automodel.adapters.split import own_columns
 from simcore.operators.automodel.compiled.layer import compiled_layer
 from simcore.operators.hf.autocast import layer_norm, narrowed
 from simcore.operators.hf.embedding import called, embedding, shared_tables, stage_stem, window_of
-from simcore.operators.hf.families import EMBEDDINGS, mix, norm, of_family, pair
+from simcore.operators.hf.families import EMBEDDINGS, mix, norm, of_family
 from simcore.operators.hf.gemma4.beside import Beside
 from simcore.operators.hf.gemma4.own_input import add_own_input
 from simcore.operators.hf.head import VALUE_HEADS, final_norm, head
+from simcore.operators.hf.hybrid import pair
 from simcore.operators.hf.layers import Inputs, has_eager_attention, linear
 from simcore.operators.hf.losses import loss_of
 from simcore.operators.hf.moe import joined
@@ -303,7 +304,7 @@ def _branches(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -
     if run.checkpoint != "none" and HfOptions.of(run.options).checkpoints_parts:
         return _by_parts(tape, kind, run, inputs)
     _held, _both = None, list[Tensor]()
-    x = pair(tape, kind, run, inputs, _both) if kind.paired else inputs.hidden
+    x = pair(tape, kind, run, inputs, mix, norm, _both) if kind.paired else inputs.hidden
     for branch in kind.branches[2 * kind.paired:-2 if kind.joined else None]:
         residual = x
         tape.scope = f"{branch.norm}."

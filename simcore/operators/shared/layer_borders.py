@@ -58,9 +58,9 @@ def hidden_state(tape: Tape, run: LayerWorkload, seq: int, width: int, dtype: st
     """Input [batch, seq, width] of a layer, allocated by the layer before; this layer records its free.
 
     Its autograd node collects the gradient; it has none if the input requires no gradient. `seq`: positions that this
-    rank has; `dtype`: "" for `stream_dtype`.
+    rank has; `dtype`: "" for what the layer is given (`LayerWorkload.given`), or `stream_dtype`.
     """
-    hidden = tape.external((run.batch, seq, width), dtype or stream_dtype(run), HIDDEN, BEFORE)
+    hidden = tape.external((run.batch, seq, width), dtype or run.given or stream_dtype(run), HIDDEN, BEFORE)
     hidden.node = Node() if run.input_requires_grad else None
     return hidden
 

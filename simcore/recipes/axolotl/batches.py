@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.modules import family_of
 from simcore.recipes.huggingface.zero import Zero, check_numbers
 from simcore.recipes.reader import Reader, Taken
 
@@ -19,6 +20,10 @@ _UNIT: Final = 64
 _RELEASE: Final = "axolotl 067b021c"
 _DEFAULTS: Final = "utils/schemas/training.py gradient_accumulation_steps"
 _LENGTH: Final = "utils/schemas/config.py sequence_len"
+_NEMOTRON: Final = "nemotron_h"
+_NEMOTRON_LAYER: Final = ("axolotl 067b021c monkeypatch/models/nemotron_h/modeling.py patched_block_forward knows no "
+                          "`full_attention`, as transformers 5.14.1, which it pins, calls such a layer")
+_NEMOTRON_REPLAYS: Final = "axolotl 067b021c utils/schemas/validation.py check_nemotron_h_gradient_checkpointing"
 _LONGEST: Final = 512
 """Length of samples where the recipe does not say one."""
 _STEP: Final = "utils/config/__init__.py normalize_config: micro_batch_size x gradient_accumulation_steps x ranks"
@@ -30,6 +35,7 @@ def read_lengths(reader: Reader, draft: Draft) -> None:
     packing, isolates = reader.flag("sample_packing"), _isolates(reader, draft)
     if packing is None:
         draft.release_default("sample_packing", "false", _RELEASE, "utils/schemas/config.py")
+    _check_nemotron(reader, draft, packing)
     if packing is not None and packing.value and isolates:
         _packed(reader, draft, packing, limit, micro)
     elif packing is not None and packing.value:
@@ -43,6 +49,18 @@ def read_lengths(reader: Reader, draft: Draft) -> None:
     draft.idle(reader.matching("sample_packing_*", "pretrain_multipack_buffer_size",
                                *(["group_by_length"] if packing is not None and packing.value else [])),
                "which samples come into a pack")
+
+
+def _check_nemotron(reader: Reader, draft: Draft, packing: Taken[bool] | None) -> None:
+    """Fails for what axolotl's own layers of Nemotron-H stop at, or what its validation does."""
+    named, replays = reader.look("base_model"), reader.look("gradient_checkpointing")
+    if packing is not None and packing.value:
+        if family_of(draft.values.get("model")) == _NEMOTRON:
+            draft.fail(packing.where, f"sample_packing of {_NEMOTRON}: unsupported operand type(s) for +: 'Tensor' and "
+                                      f"'tuple' ({_NEMOTRON_LAYER}); sample_packing: false runs")
+    elif replays and "nemotron-h" in str(named).lower():
+        draft.fail(reader.document.where(("gradient_checkpointing",)), "gradient_checkpointing for nemotron_h requires "
+                   f"sample_packing: true ({_NEMOTRON_REPLAYS}), with which the first attention layer stops")
 
 
 def _isolates(reader: Reader, draft: Draft) -> bool:
