@@ -89,7 +89,7 @@ def plan_of(implementation: str, method: str, rank: int, recompute: str) -> Plan
 def tape_of(plan: Plan, name: str, tokens: int, *, fp32_adapters: bool) -> RecordedLayer:
     """A layer that is not the first, recorded alone."""
     number, kind = next((i, k) for i, k in enumerate(plan.graph.kinds) if k.name == name)
-    key = number, False, True, plan.framework.checkpoint, False, (0, "all"), (0, -1)
+    key = number, False, True, plan.framework.checkpoint, False, (0, "all"), (0, -1), ""
     run = run_of(plan, key, Workload(1, tokens, 6 << 16))
     if fp32_adapters:
         run = replace(run, params={n: _fp32_if_adapter(p) for n, p in run.params.items()})

@@ -37,8 +37,8 @@ def _plan() -> tuple[Job, Plan]:
 def _layer(*, split: bool) -> RecordedLayer:
     """A block of the last stage."""
     job, plan = _plan()
-    kind, first, below, how, _, stem, moved = keys_of(plan)[plan.layers[1]]
-    run = run_of(plan, (kind, first, below, how, split, stem, moved), Workload(1, 64, 0))
+    kind, first, below, how, _, stem, moved, given = keys_of(plan)[plan.layers[1]]
+    run = run_of(plan, (kind, first, below, how, split, stem, moved, given), Workload(1, 64, 0))
     slots: dict[tuple[str, str], int] = {}
     return torchtitan.record(job.graph.kinds[kind], run, slots, {})
 
