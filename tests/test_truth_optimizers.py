@@ -17,7 +17,7 @@ from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.placement.optimizer_step import made_after_backward
 from simcore.placement.plan import Plan
 
-TRUTH: dict[str, Any] = {name: case for file in ("shaped", "drawn-shaped") for name, case in json.loads(
+TRUTH: dict[str, Any] = {name: case for file in ("shaped", "drawn-shaped", "drawn-flat") for name, case in json.loads(
     (ROOT / f"tests/truth/optimizers/{file}.json").read_text(encoding="utf-8"))["cases"].items()}
 REFUSED: Final = {name: case for name, case in TRUTH.items() if "refused" in case["found"]}
 ADAGRAD: Final = {name: case for name, case in TRUTH.items() if case["found"].get("left")}

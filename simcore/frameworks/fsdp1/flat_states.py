@@ -1,7 +1,7 @@
 """States of bitsandbytes over flat parameters of FSDP1: what a part is decides whether it is paged or in 8 bits.
 
-bitsandbytes 0.50.2 `optim/optimizer.py`: get_state_buffer pages states of 100,000 values or more, init_state keeps those
-of fewer than 4096 in fp32. Without `use_orig_params` the optimizer's parameters are a rank's parts of flat ones.
+bitsandbytes 0.50.2 `optim/optimizer.py`: get_state_buffer pages states of 100,000 values or more, init_state keeps
+those of fewer than 4096 in fp32. Without `use_orig_params` the optimizer's parameters are a rank's parts of flat ones.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def by_parts(job: Job, rules: tuple[Rule, ...], units: Sequence[Unit], ranks: in
         part = -(-sum(spec.numel * spec.copies for spec in specs) // ranks)
         groups.setdefault(max((limit for limit in limits if limit <= part), default=0), set()).update(specs)
     if sum(map(len, groups.values())) > len(set().union(*groups.values())):
-        raise job.not_yet("training.optimizer.moments", "states of 8 bits or paged ones over flat parameters of several "
-                          "sizes, which keep states of equal tensors differently (served: use_orig_params)")
+        raise job.not_yet("training.optimizer.moments", "states of 8 bits or paged ones over flat parameters of "
+                          "several sizes, which keep states of equal tensors differently (served: use_orig_params)")
     return _grouped(rules, tuple(sorted(((least, frozenset(specs)) for least, specs in groups.items()),
                                         key=lambda group: group[0])))
 
@@ -56,8 +56,10 @@ def _for(rule: Rule, part: int, part_of: Mapping[TensorSpec, int]) -> Rule:
 
 
 def _formatted(policy: TensorPolicy, part: int) -> TensorPolicy:
+    """Its states in a part of so many elements; what is in fp32 has no scales."""
     return replace(policy, optimizer_states=tuple(
-        (name, _settled(layout, part)) for name, layout in policy.optimizer_states))
+        (name, _settled(layout, part)) for name, layout in policy.optimizer_states
+        if layout.blocks is None or layout.blocks.part != "scales" or part >= layout.blocks.least))
 
 
 def _settled(layout: TensorLayout, part: int) -> TensorLayout:
