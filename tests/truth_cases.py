@@ -74,7 +74,7 @@ def megatron(case: dict[str, Any], name: str = "truth", version: str = "auto") -
         data["model"] = {"config": data["model"], "overrides": {"num_key_value_heads": case["kv_groups"]}}
     options: dict[str, Any] = {f"num_layers_in_{k}_pipeline_stage": case[k] for k in ("first", "last") if case.get(k)}
     options |= {f"account_for_{k}_in_pipeline_split": True for k in ("embedding", "loss") if case.get(f"account_{k}")}
-    named = {"distributed": "use_distributed_optimizer", "grouped": "moe_grouped_gemm",
+    named = {"distributed": "use_distributed_optimizer", "fused": "apply_rope_fusion", "grouped": "moe_grouped_gemm",
              "layout": "pipeline_model_parallel_layout"}
     options |= {option: case[key] for key, option in named.items() if key in case}
     return scenario(data | {"framework_options": options, "framework_version": version})

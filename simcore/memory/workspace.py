@@ -10,6 +10,15 @@ parallel overlap (TE d0067d0d `pytorch/cpp_extensions/gemm.py`, `get_cublas_work
 ranks (`transformer/moe/token_dispatcher.py:275`, the all-gather dispatcher), the input that its own attention gives
 `baddbmm` in addition to the scores (`transformer/dot_product_attention.py:185`). It caches the angles of rotary
 embeddings (`models/common/embeddings/rotary_pos_embedding.py:177`, `yarn_rotary_pos_embedding.py:159`: 32 entries).
+
+[Note: tables of YaRN]
+Latent attention has an embedding of its own in each layer and MTP module, which is YaRN's unless `rope_type` says
+otherwise (core 0.16.1 `transformer/transformer_config.py:2034`; no bridge does, also where a model is not scaled);
+GPT-OSS has one a chunk. Each registers cosines and sines (`yarn_rotary_pos_embedding.py`, _set_cos_sin_cache): of
+`original_max_position_embeddings` positions, 4096 in core and in Bridge's GPT-OSS, of which a rank of cp has its share.
+Float16Module casts them, as all buffers, to 16 bits. A fused rotation asks for them in its input's type, which is not
+the one they were made in, and so they are made anew, for the sequence (`transformer/multi_latent_attention.py:554`).
+Measured: `tests/truth/draw_rotary_tables.py`.
 """
 
 from __future__ import annotations
@@ -35,6 +44,7 @@ _WIDE_ON_BLACKWELL: Final = "2026-03"
 _TE_TAIL: Final = "2025-10"
 """Date of TE with 3f5b4754 (2025-09-29): 1,024 B more, for scales."""
 _ROPE_ENTRIES: Final = 32
+_YARN_POSITIONS: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +130,9 @@ def _core(plan: Plan, setting: WorkspaceInputs, libraries: KernelLibraries) -> t
     largest = max(users, key=lambda user: users[user])
     return (Workspace("global_memory_buffer", users[largest], "derived", f"core 0.16.1 {largest}"),
             Workspace("rope_cache", _angles(plan, setting), "derived",
-                  "core 0.16.1 models/common/embeddings/rotary_pos_embedding.py:177: fp32, cached for good"))
+                  "core 0.16.1 models/common/embeddings/rotary_pos_embedding.py:177: fp32, cached for good"),
+            Workspace("rope_tables", _tables(plan, setting), "derived",
+                  "core 0.16.1 models/common/embeddings/yarn_rotary_pos_embedding.py:187: registered buffers"))
 
 
 def _stash(plan: Plan, setting: WorkspaceInputs) -> tuple[Workspace, ...]:
@@ -165,7 +177,7 @@ def _gathered_tokens(plan: Plan, setting: WorkspaceInputs) -> int:
 
 
 def _angles(plan: Plan, setting: WorkspaceInputs) -> int:
-    """Bytes of rotary angles: one table a model; latent attention has one a layer, of which the cache keeps 32.
+    """Bytes of rotary angles: one table a chunk; latent attention has one a layer, of which the cache keeps 32.
 
     Gemma 3 has two, and both again as one (Bridge 067f987d `models/gemma/gemma3_provider.py`, Gemma3RotaryEmbedding).
     """
@@ -175,7 +187,22 @@ def _angles(plan: Plan, setting: WorkspaceInputs) -> int:
     own = [(b.rope, count) for b, count in blocks if isinstance(b, LatentAttention)]
     kept = min(_ROPE_ENTRIES, sum(count for _, count in own)) * max((size for size, _ in own), default=0)
     tables = 4 if plan.graph.architecture.family == "gemma3_text" else 1
-    return 4 * setting.seq * (tables * shared + kept)
+    return 4 * setting.seq * (len(plan.chunks) * tables * shared + kept)
+
+
+def _tables(plan: Plan, setting: WorkspaceInputs) -> int:
+    """Bytes of cosines and sines that YaRN's embeddings keep, see [Note: tables of YaRN]."""
+    blocks = [(branch.block, count) for number, count in plan.kind_counts
+              for branch in plan.graph.kinds[number].branches]
+    rows = _YARN_POSITIONS // plan.mesh.cp
+    width = 0
+    if plan.graph.architecture.family == "gpt_oss":
+        width = len(plan.chunks) * max(b.head_dim for kind in plan.graph.kinds for b in (
+            branch.block for branch in kind.branches) if isinstance(b, Attention))
+    elif latent := sum(count * b.rope for b, count in blocks if isinstance(b, LatentAttention)):
+        options, width = plan.framework.options, latent
+        rows = setting.seq if isinstance(options, MegatronOptions) and options.apply_rope_fusion else rows
+    return 2 * rows * width * dtype_bytes(plan.framework.compute_dtype)
 
 
 def _kinds(plan: Plan) -> list[LayerKind]:

@@ -3,8 +3,10 @@
     python tests/truth/probe_low_rank_steps.py > tests/truth/optimizers/low-rank-steps-galore-1.0-apollo-1.0.3.json
 
 The small Llama of `probe_optimizer.py` runs two steps with real tensors on the CPU, with whole layers recomputed. The
-optimizer is transformers' (`probe_low_rank.py`), which makes new projectors in each step. `peak`, `end`: bytes of the
-second step, without numbers that an optimizer makes and the seeds that APOLLO draws on the host.
+optimizer is transformers' (`probe_low_rank.py`), which makes new projectors in each step. Attention of grouped heads in
+fp32 takes torch's plain operators, as on CUDA ([Note: attention without a kernel] in
+`simcore/operators/shared/math_attention.py`); a CPU has a flash kernel for it, which keeps less. `peak`, `end`: bytes
+of the second step, without numbers that an optimizer makes and the seeds that APOLLO draws on the host.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from oracle.steps.measured_steps import two_measured_steps
 from oracle.steps.setup import checkpoint
 from oracle.steps.tracker import Tracker
 from probe_low_rank import optimizer_of
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 SHAPE = {"vocab_size": 512, "num_hidden_layers": 4}
 CASES: dict[str, dict[str, Any]] = {
@@ -38,7 +41,8 @@ def measured(case: dict[str, Any]) -> dict[str, int]:
     model.train()
     checkpoint(model, models.decoder_layers(model), {"ac": "layer"})
     tracker = Tracker()
-    with tracker:
+    kernel = SDPBackend.MATH if case["dtype"] == "float32" else SDPBackend.FLASH_ATTENTION
+    with tracker, sdpa_kernel(kernel):
         model.to_empty(device="cpu")
         model.tie_weights()
         for p in model.parameters():

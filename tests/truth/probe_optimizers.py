@@ -2,6 +2,7 @@
 
     python tests/truth/probe_optimizers.py > tests/truth/optimizers/shaped.json
     python tests/truth/probe_optimizers.py drawn > tests/truth/optimizers/drawn-shaped.json
+    python tests/truth/probe_optimizers.py flat > tests/truth/optimizers/drawn-flat.json
 
 One CPU; the process group is torch's fake one. Small Llamas of transformers are wrapped (none: each GPU has a copy;
 torch's fully_shard or FullyShardedDataParallel on each layer and the rest), gradients are zeros, two steps run.
@@ -37,6 +38,7 @@ OWN = ("own_lion", "own_adagrad")
 """Optimizers that DeepSpeed's configuration names: its own, of which nothing but the kernels is left out."""
 SEEDS, COUNT = {"o": 20270311, "p": 20270407}, 60
 """By the first letter of a case: the second draws FSDP1's flat parameters, and DeepSpeed's own optimizers, too."""
+FLAT_SEEDS, FLAT_COUNT = {"q": 20280229, "r": 20290117}, 48
 
 
 def case(wrap: str, optimizer: str, ranks: int = 2, rank: int = 0, dtype: str = "bfloat16",
@@ -85,6 +87,21 @@ def _drawn(letter: str, rng: random.Random) -> dict[str, Any]:
                 "intermediate_size": rng.choice((400, 512, 777)), "num_hidden_layers": rng.choice((1, 2, 3)),
                 "vocab_size": rng.choice((503, 1000, 2001)), "tie_word_embeddings": rng.random() < 0.25})
     return found
+
+
+def flat() -> dict[str, Any]:
+    """Flat parameters of FSDP1 of many sizes, under states of 8 bits and paged ones."""
+    return {f"{letter}{number}": one for letter, seed in FLAT_SEEDS.items()
+            for rng in (random.Random(seed),) for number, one in enumerate(_flat(rng) for _ in range(FLAT_COUNT))}
+
+
+def _flat(rng: random.Random) -> dict[str, Any]:
+    heads, ranks = rng.choice((1, 2, 4, 6, 8)), rng.choice((1, 2, 3, 4, 7, 8, 16, 32))
+    return case("fsdp1", rng.choice(BNB), ranks, rng.randrange(ranks), rng.choice(("float32", "bfloat16")), {
+        "hidden_size": 64 * heads, "num_attention_heads": heads, "num_key_value_heads": heads,
+        "intermediate_size": rng.choice((100, 512, 777, 1500)), "num_hidden_layers": rng.choice((1, 2, 3)),
+        "vocab_size": rng.choice((64, 503, 2001, 5000)), "tie_word_embeddings": rng.random() < 0.3},
+        use_orig_params=False)
 
 
 def optimizer_of(name: str, parameters: Any) -> Any:
@@ -258,7 +275,8 @@ def main() -> None:
     torch.set_num_threads(1)
     print(with_cases({"torch": torch.__version__, "transformers": transformers.__version__, "bitsandbytes": "0.50.2",
                       "lion-pytorch": "0.2.5", "deepspeed": "0.19.6"},
-                     run_apart(drawn() if sys.argv[1:] else CASES, run), indent=" "))
+                     run_apart({"drawn": drawn, "flat": flat}[sys.argv[1]]() if sys.argv[1:] else CASES, run),
+                     indent=" "))
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from simcore.frameworks.common.torch import (
     torch_optimizer,
 )
 from simcore.frameworks.common.trainer import Trainers
+from simcore.frameworks.fsdp1.flat_states import by_parts
 from simcore.frameworks.fsdp1.strategy import Fsdp1Strategy, ShardingStrategy
 from simcore.frameworks.fsdp1.towers import FLATTEN, around_tower, check_tower, is_end_of_tower
 from simcore.frameworks.fsdp2.split.ulysses import check_split, shard_axis
@@ -115,10 +116,12 @@ def table(job: Draft) -> Framework:
     strategy = _strategy(job, options, reduce)
     packed = _packed(job, options, stored, strategy)
     _check_offload(job, strategy)
+    units_ = _units(job, options, reduce)
+    rules = _rules(stored, adapters, job.compute, states_of(job, plain=True), strategy, packed)
+    ranks = 1 if strategy.sharding_strategy == "NO_SHARD" else job.mesh.axis(strategy.axis).size
     return Framework(
         name="fsdp1", version=VERSIONS[0],
-        rules=_rules(stored, adapters, job.compute, states_of(job, plain=True), strategy, packed),
-        units=_units(job, options, reduce),
+        rules=rules if strategy.aligned else by_parts(job, rules, units_, ranks), units=units_,
         strategy=strategy,
         optimizer=torch_optimizer(job, *reversed(defaults.optimizer), plain=True,
                                   low_rank=OF_FLAT_UNITS if job.mesh.dp_shard > 1 else NOT_SERVED),
@@ -385,9 +388,6 @@ def _rules(stored: str, adapters: str, compute: str, kept: States, strategy: Fsd
     plain = TensorLayout((), "fp32")
     buffer = TensorPolicy("buffer", plain, plain, plain, plain, at_rest_category="buffer", updated=UpdateTime.NEVER)
     states = kept.of(cut, adapters, "host" if strategy.on_host else "device", flat=bool(cut) or not strategy.aligned)
-    if not strategy.aligned:  # the optimizer sees flat parameters, large enough for blocks and paging
-        states = tuple((name, replace(layout, least_away=0, blocks=layout.blocks and replace(layout.blocks, least=0)))
-                       for name, layout in states)
     policy = TensorPolicy("flat", rest, unsharded, unreduced, rest, states)
     columns = () if packed is None else (Rule(is_packed, replace(
         policy, name="packed", at_rest=TensorLayout(cut, packed.storage, space, packed=packed), optimizer_states=())),)
