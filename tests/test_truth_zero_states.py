@@ -1,4 +1,4 @@
-"""States of 8 bits and paged states under DeepSpeed: `tests/truth/probe_zero_states.py`."""
+"""States of 8 and 4 bits and paged states under DeepSpeed: `tests/truth/probe_zero_states.py`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from simcore.memory.ledger import balance
 from simcore.placement.plan import Plan
 from simcore.simulate import simulate
 
-TRUTH: dict[str, Any] = {name: case for file in ("states", "drawn-states") for name, case in json.loads(
+FILES: Final = ("states", "drawn-states", "drawn4-states")
+TRUTH: dict[str, Any] = {name: case for file in FILES for name, case in json.loads(
     (ROOT / f"tests/truth/deepspeed/{file}-0.19.6.json").read_text(encoding="utf-8"))["cases"].items()}
 PLACED: Final = {name: case for name, case in TRUTH.items() if "refused" not in case["found"]}
 OPTIMIZERS: Final[dict[str, dict[str, Any]]] = {
     "bnb8": {"moments": "int8"}, "bnb8_paged": {"moments": "int8", "paged": True},
     "bnb32": {"implementation": "bitsandbytes"}, "bnb32_paged": {"implementation": "bitsandbytes", "paged": True},
-    "ao8": {"moments": "int8", "implementation": "torchao"}}
+    "ao8": {"moments": "int8", "implementation": "torchao"}, "ao4": {"moments": "int4"}}
 
 
 def asked(case: dict[str, Any]) -> tuple[str, dict[str, int], dict[str, Any]]:

@@ -2,12 +2,14 @@
 
     python tests/truth/probe_zero_states.py > tests/truth/deepspeed/states-0.19.6.json
     python tests/truth/probe_zero_states.py drawn > tests/truth/deepspeed/drawn-states-0.19.6.json
+    python tests/truth/probe_zero_states.py drawn4 > tests/truth/deepspeed/drawn4-states-0.19.6.json
 
 DeepSpeed 0.19.6 as released, bitsandbytes 0.50.2 and torchao 0.18.0 on one CPU, over small Llamas of transformers in
 bf16 with all parameters in one group; the process group is torch's fake one. One step, after which the states are read
 from the optimizer. A CPU has no managed memory: tensors say that they are on a GPU while bitsandbytes chooses, and what
 it would make there is noted as `managed`. torchao's updates run uncompiled. `drawn`: cases by a seed, none of which is
 drawn again because of what came out.
+`drawn4`: the same by another seed, of torchao's states of 4 bits, whose two values lie in a byte.
 `masters`: elements of each master; `states`: for each master, name -> [bytes of its storages, managed or not];
 `refused`: DeepSpeed's own words.
 """
@@ -44,16 +46,17 @@ CASES = {
     "2, host": case(2, "bnb8", offload_optimizer=TO_CPU), "3, host": case(3, "bnb8_paged", offload_optimizer=TO_CPU),
 }
 SEED, COUNT = 20270117, 40
+SEED_4 = 20271203
 
 
-def drawn():
-    rng, found = random.Random(SEED), {}
+def drawn(seed=SEED, optimizers=OPTIMIZERS, letter="s"):
+    rng, found = random.Random(seed), {}
     for number in range(COUNT):
         heads, stage, ranks = rng.choice((2, 3, 4, 5)), rng.choice((0, 1, 2, 2, 3, 3, 3)), rng.choice(
             (1, 2, 3, 4, 5, 8, 16, 48))
         groups = {"sub_group_size": rng.choice((30_000, 150_000, 400_000))} if stage == 3 and rng.random() < 0.4 else {}
-        found[f"s{number}"] = case(
-            stage, rng.choice(OPTIMIZERS), ranks, rng.randrange(ranks), rng.choice((0, 0, 0, 1, 4, 16)), {
+        found[f"{letter}{number}"] = case(
+            stage, rng.choice(optimizers), ranks, rng.randrange(ranks), rng.choice((0, 0, 0, 1, 4, 16)), {
                 "hidden_size": 64 * heads, "num_attention_heads": heads, "num_key_value_heads": heads,
                 "intermediate_size": rng.choice((400, 512, 777)), "num_hidden_layers": rng.choice((1, 2, 3)),
                 "vocab_size": rng.choice((503, 1000, 3001)), "tie_word_embeddings": rng.random() < 0.25}, **groups)
@@ -108,9 +111,9 @@ def prepare():
 def optimizer_of(name, parameters):
     """As transformers 5.23 `trainer_optimizer.py` makes it."""
     import bitsandbytes
-    from torchao.optim import AdamW8bit
-    if name == "ao8":
-        return AdamW8bit(parameters, block_size=256)
+    from torchao.optim import AdamW4bit, AdamW8bit
+    if name in ("ao8", "ao4"):
+        return (AdamW8bit if name == "ao8" else AdamW4bit)(parameters, block_size=256)
     return bitsandbytes.optim.AdamW(parameters, optim_bits=8 if "8" in name else 32, is_paged=name.endswith("paged"))
 
 
@@ -176,8 +179,9 @@ def run(row):
 
 def main():
     prepare()
-    print(with_cases({"deepspeed": "0.19.6", "bitsandbytes": "0.50.2", "torchao": "0.18.0"},
-                     run_apart(drawn() if sys.argv[1:] else CASES, run), indent=" "))
+    cases = {"drawn": drawn, "drawn4": lambda: drawn(SEED_4, ("ao4",), "q")}[sys.argv[1]]() if sys.argv[1:] else CASES
+    print(with_cases({"deepspeed": "0.19.6", "bitsandbytes": "0.50.2", "torchao": "0.18.0"}, run_apart(cases, run),
+                     indent=" "))
 
 
 if __name__ == "__main__":

@@ -226,14 +226,17 @@ def step_temporaries(plan: Plan, tables: Tables, builder: Builder, sizes: tuple[
 
 
 def _master_and_moments(plan: Plan) -> int:
-    """Bytes of an element of a flat part: of its master and its moments, scales of 8-bit ones as one byte.
+    """Bytes of an element of a flat part: of its master and its moments, without their scales.
 
     Of a part that Adam updates; where Muon updates all, as if it did.
     """
     forms = (p.policy.optimizer_states for kind, _ in plan.kind_counts for p in plan.kinds[kind]
              if p.trainable and not _is_muons(plan, p))
     found = next(forms, None)
-    return 12 if found is None else sum(dtype_bytes(layout.dtype) for _, layout in found)
+    if found is None:
+        return 12
+    return sum(2 * dtype_bytes(layout.dtype) // (layout.blocks.a_byte if layout.blocks else 1)
+               for _, layout in found) // 2
 
 
 def muon_transient(plan: Plan) -> int:

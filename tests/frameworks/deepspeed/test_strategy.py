@@ -236,7 +236,9 @@ HOSTED: dict[str, Any] = {"offload": {"optimizer": "host"}}
     ("zero2", {}, {"options": {"mics_shard_size": 2}}, InputError, "unknown option 'mics_shard_size'"),
     ("zero3", {}, {"options": {"mics_shard_size": 2}}, IllegalLayout, "(MiCS): gradients are scattered over all ranks"),
     ("zero2", {}, {"options": {"reduce_bucket_size": 0.5}}, InputError, "reduce_bucket_size: expected"),
-    ("zero1", {}, {"optimizer": {"moments": "int4"}}, NotYet, "int4 under zero1"),
+    ("zero1", {}, {"optimizer": {"moments": "bf16"}}, NotYet, "bf16 under zero1"),
+    ("zero1", {}, {"optimizer": {"moments": "int4", "implementation": "bitsandbytes"}}, IllegalLayout,
+     "Amount of optimizer bits not supported: int4"),
     ("zero1", {}, {"optimizer": {"paged": True, "implementation": "torchao"}}, NotYet, "paged states of torchao"),
     ("zero2", {}, {"method": "lora", "lora": {"expert_adapters": "shared"}}, InputError, "a model without experts"),
 ])

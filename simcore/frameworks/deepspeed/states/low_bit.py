@@ -1,4 +1,4 @@
-"""States of 8 bits and paged states of ZeRO's flat parts.
+"""States of 8 or 4 bits and paged states of ZeRO's flat parts.
 
 [Note: states of flat parts] DeepSpeed 0.19.6 takes an optimizer that it does not know with
 `zero_allow_untested_optimizer` (`runtime/engine.py`, _do_optimizer_sanity_check), which transformers 5.23
@@ -38,13 +38,13 @@ _RULE: Final = "deepspeed 0.19.6 runtime/engine.py _configure_optimizer"
 def check_states(job: Job) -> None:
     """Raises IllegalLayout or NotYet for moments that DeepSpeed's stages do not keep, or keep elsewhere."""
     optimizer, framework = job.scenario.training.optimizer, job.scenario.framework
-    if optimizer.moments not in ("auto", "fp32", "int8"):
+    if optimizer.moments not in ("auto", "fp32", "int8", "int4"):
         raise job.not_yet("training.optimizer.moments", f"{optimizer.moments} under {framework}")
     kept = states_of(job, plain=True)
     if not kept.low_bit:
         return
     if job.scenario.training.offload.part("optimizer")[1]:
-        at = "moments" if optimizer.moments == "int8" else "paged" if optimizer.paged else "implementation"
+        at = "moments" if optimizer.moments in ("int8", "int4") else "paged" if optimizer.paged else "implementation"
         raise job.illegal(f"training.optimizer.{at}", "You are using ZeRO-Offload with a client provided optimizer "
                           f"({kept.low_bit}): either use DeepSpeedCPUAdam, as accelerate does in its place (write "
                           "moments: auto, implementation: cpu)", _RULE)
