@@ -188,7 +188,7 @@ class Optimizer(Block):
 
     name: OptimizerName = Field(default="adamw", description="Optimizer")
     implementation: Literal["auto", "foreach", "fused", "for_loop", "te", "bitsandbytes", "torchao", "flashoptim",
-                            "cpu"] = Field(
+                            "dion", "cpu"] = Field(
         default="auto", description="Whose code runs the step: it decides what the step needs for a moment"
     )
     master: Literal["auto", "none", "fp32", "bf16", "fp16"] = Field(

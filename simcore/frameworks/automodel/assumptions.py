@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simcore.frameworks.automodel.attention import packed_assumptions, runs_flex
 from simcore.frameworks.automodel.compiled import compile_assumptions
-from simcore.frameworks.automodel.fused_adam import fused_adam_assumptions
+from simcore.frameworks.automodel.optimizers.choice import optimizer_assumptions
 from simcore.frameworks.automodel.pipeline import STAGES
 from simcore.frameworks.automodel.policies import policy_assumptions, trains_policies
 from simcore.frameworks.automodel.te_fp8 import fp8_assumptions
@@ -65,7 +65,7 @@ def assumptions(job: Draft, options: dict[str, object], *, has_liger: bool,
     A mesh that the parallelizer serves and the loader before it does not is shown, with that said. `has_liger`:
     transformers' layers run with Liger's kernels; `is_read`: the release was read, not run.
     """
-    made = [*packed_assumptions(job), *fused_adam_assumptions(job), *compile_assumptions(job)]
+    made = [*packed_assumptions(job), *optimizer_assumptions(job), *compile_assumptions(job)]
     made += [_INSTALLED] if has_liger else []
     made += [STAGES] if job.mesh.pp > 1 else []
     made += [_PATCHES] if job.graph.architecture.has_tower else [_RESTING] if job.graph.architecture.resting else []

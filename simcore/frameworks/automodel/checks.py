@@ -8,8 +8,8 @@ from typing import Final
 from simcore.frameworks.automodel.attention import ATTENTION_OPTION
 from simcore.frameworks.automodel.compiled import check_compiled
 from simcore.frameworks.automodel.families import BY_TRANSFORMERS
-from simcore.frameworks.automodel.fused_adam import runs_fused_adam
 from simcore.frameworks.automodel.mixers import check_mixers
+from simcore.frameworks.automodel.optimizers.fused_adam import runs_fused_adam
 from simcore.frameworks.automodel.pipeline import check_pipeline, stages_of
 from simcore.frameworks.automodel.policies import NEMO_RL, check_policies, offload_parts, trains_policies
 from simcore.frameworks.automodel.tensor_parallel import SPLIT_BY_HF, check_tensor_parallel, splits_layers

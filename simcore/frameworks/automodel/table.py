@@ -36,9 +36,9 @@ from simcore.frameworks.automodel.checks import QUANTISED, check
 from simcore.frameworks.automodel.compiled import COMPILE_OPTIONS, runs_compiled
 from simcore.frameworks.automodel.families import BY_TRANSFORMERS, has_mixer, trains_stem
 from simcore.frameworks.automodel.float8 import FLOAT8_OPTIONS, is_float8, runs_float8
-from simcore.frameworks.automodel.fused_adam import FUSED_ADAM_OPTIONS, kept_states, optimizer_of
 from simcore.frameworks.automodel.lora import EFFICIENT_OPTION, runs_by_operators
 from simcore.frameworks.automodel.norms import NORM_NAME, NORM_OPTIONS, with_norms
+from simcore.frameworks.automodel.optimizers.choice import OPTIMIZER_OPTIONS, kept_states, matrix_rules, optimizer_of
 from simcore.frameworks.automodel.pipeline import (
     STAGE_OPTIONS,
     deferred_reduction,
@@ -120,7 +120,7 @@ OPTIONS = {
     "moe_rank_scaling": (True, False),
     EFFICIENT_OPTION: (True, False), LIGER_OPTION: (True, False),
     STORAGE_OPTION: STORAGES,
-    **STAGE_OPTIONS, **COMPILE_OPTIONS, **NORM_OPTIONS, **FP8_OPTIONS, **FLOAT8_OPTIONS, **FUSED_ADAM_OPTIONS,
+    **STAGE_OPTIONS, **COMPILE_OPTIONS, **NORM_OPTIONS, **FP8_OPTIONS, **FLOAT8_OPTIONS, **OPTIMIZER_OPTIONS,
     **POLICY_OPTIONS,
 }
 
@@ -144,7 +144,7 @@ def table(job: Draft) -> Framework:
         rules=_rules(job, stored, options, holds_fp32=version not in _ONE_TYPE),
         units=units(job, stages, options, reduce, holds_fp32=version not in _ONE_TYPE),
         strategy=_strategy(job, options),
-        optimizer=optimizer_of(job, options, stored, plain=not is_sharded(job)),
+        optimizer=optimizer_of(job, options, stored, plain=not is_sharded(job), on_host=rests_on_host(job)),
         compute_dtype=job.compute,
         checkpoint=all_or_no_checkpoint(job),
         loss=job.auto("training.loss", training.loss, *loss_by_default(job)),
@@ -359,8 +359,7 @@ def _made_rules(choice: _Choice) -> tuple[Rule, ...]:
     plain = _policy(choice, "sharded", dense, (), frozen, compute)
     if choice.float8:
         rules.append(Rule(is_float8, replace(plain, name="sharded, fp8", in_use=replace(plain.in_use, dtype="fp8"))))
-    rules.append(Rule(lambda t: True, plain))
-    return tuple(rules)
+    return (*rules, *matrix_rules(choice.kept, plain), Rule(lambda t: True, plain))
 
 
 def _buffer(stored: str = "fp32", cut: Placements = ()) -> TensorPolicy:

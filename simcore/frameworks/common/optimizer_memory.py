@@ -9,6 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from simcore.frameworks.common.steps import dion
 from simcore.frameworks.common.steps.own_step import OwnStep, Updated
 from simcore.frameworks.common.steps.projection import projection_of
 from simcore.frameworks.common.steps.table import STEPS
@@ -20,7 +21,8 @@ from simcore.placement.plan import Placed, PlacedKind, Plan
 from simcore.program.builder import Builder
 from simcore.program.outline import Phase, Tables
 from simcore.program.tile import LayerRows
-from simcore.recording.tape import Kernel, Op
+from simcore.recording.rows import Module
+from simcore.recording.tape import Kernel, Op, Stream
 from simcore.units import dtype_bytes
 
 __all__ = ["OptimizerSizes", "Posting", "muon_transient", "newton_schulz_bytes", "optimizer_sizes",
@@ -74,6 +76,7 @@ class OptimizerSizes:
     """Bytes that an optimizer's step holds for a moment, its FLOPs, bytes moved, and FLOPs of Newton-Schulz steps.
 
     `clipped`: bytes that the norm of all gradients and their product with a number move before it; 0 without.
+    `messages`: bytes that the rank receives in each all-to-all of shards in bf16, in order.
     """
 
     held: int
@@ -81,6 +84,7 @@ class OptimizerSizes:
     moved: int
     newton_schulz: int
     clipped: int = 0
+    messages: tuple[int, ...] = ()
 
 
 def optimizer_temporaries(plan: Plan, tables: Tables, builder: Builder,
@@ -103,6 +107,9 @@ def update(sizes: OptimizerSizes, layer: int, tables: Tables, builder: Builder) 
     if sizes.clipped:
         builder.compute(Kernel.OPTIMIZER, 0, sizes.clipped)
     builder.alloc(layer, slot, sizes.held)
+    for num_bytes in sizes.messages:
+        comm = tables.comm("all_to_all", "dp_shard_cp", "bf16")
+        builder.collective(layer, comm, num_bytes, Stream.COMPUTE, int(Module.NONE))
     builder.compute(Kernel.OPTIMIZER, sizes.flops, sizes.moved)
     if sizes.newton_schulz:
         builder.compute(Kernel.GEMM, sizes.newton_schulz, sizes.moved)
@@ -126,6 +133,8 @@ def optimizer_sizes(plan: Plan) -> OptimizerSizes:
     if plan.framework.optimizer.name in STEPS:
         tensors = [t for at in plan.layers for p in per_kind[plan.graph.layers[at].kind] for t in _as_updated(p)]
         return sizes_of(STEPS[plan.framework.optimizer.name], tensors, clipped)
+    if plan.framework.optimizer.implementation == dion.DION:
+        return _in_batches(plan, per_kind, clipped)
     sizes = {kind: [_root_bytes(p) for p in mine if not _is_muons(plan, p)] for kind, mine in per_kind.items()}
     form = form_of(plan)
     held = form.at_once * _largest_group(plan, per_kind) if form.at_once else _in_a_row(
@@ -136,6 +145,21 @@ def optimizer_sizes(plan: Plan) -> OptimizerSizes:
     flops = 12 * sum(count * sum(p.local for p in per_kind[kind]) for kind, count in plan.kind_counts)
     return OptimizerSizes(held, flops, moved, sum(count * _newton_schulz_flops(p) for p, count in matrices),
                           clipped)
+
+
+def _in_batches(plan: Plan, per_kind: Mapping[int, Sequence[Placed]], clipped: int) -> OptimizerSizes:
+    """Sizes of the step of [Note: dion's Muon]: of matrices in batches, and AdamW's groups of all else."""
+    placed = [p for at in plan.layers for p in per_kind[plan.graph.layers[at].kind]]
+    groups, ranks = {"vectors": 0, "embedding": 0, "lm_head": 0}, plan.mesh.axis("dp_shard_cp").size
+    for p in placed:
+        if not _is_muons(plan, p):
+            groups[p.spec.component if p.spec.component in groups else "vectors"] += _root_bytes(p)
+    matrices = [dion.Matrix((p.spec.shape[0], p.spec.shape[1]), dtype_bytes(moment_dtype(p)),
+                            dtype_bytes(p.policy.grad.dtype)) for p in placed if _is_muons(plan, p)]
+    return OptimizerSizes(
+        dion.held(matrices, tuple(filter(None, groups.values())), ranks, nesterov=plan.framework.optimizer.ahead),
+        12 * sum(p.local for p in placed), sum(_moved(p, StepForm()) for p in placed),
+        dion.product_flops(matrices, ranks), clipped, tuple(dion.messages(matrices, ranks)))
 
 
 def sizes_of(step: OwnStep, tensors: Sequence[Updated], clipped: int = 0) -> OptimizerSizes:

@@ -38,19 +38,20 @@ class Fsdp2Sizes:
         """All sizes, as `renumbered` takes them."""
         update = self.optimizer
         return (*(size for kind in self.kinds for size in kind.numbers), update.held, update.flops, update.moved,
-                update.newton_schulz, update.clipped, self.counts)
+                update.newton_schulz, update.clipped, *update.messages, self.counts)
 
     @property
     def form(self) -> Hashable:
         """Settings on which rows depend besides sizes."""
-        return self.units, self.is_on_host, tuple(kind.form for kind in self.kinds)
+        return self.units, self.is_on_host, tuple(kind.form for kind in self.kinds), len(self.optimizer.messages)
 
     def renumbered(self, numbers: Sequence[int]) -> Fsdp2Sizes:
         """Copy with other sizes."""
         left = iter(numbers)
         kinds = tuple(kind.renumbered(left) for kind in self.kinds)
-        *update, counts = left
-        return Fsdp2Sizes(kinds, self.units, OptimizerSizes(*update), self.is_on_host, counts)
+        held, flops, moved, newton_schulz, clipped, *messages, counts = left
+        update = OptimizerSizes(held, flops, moved, newton_schulz, clipped, tuple(messages))
+        return Fsdp2Sizes(kinds, self.units, update, self.is_on_host, counts)
 
 
 @lru_cache(maxsize=64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from simcore.recipes.automodel.dion import names_dion, read_dion
 from simcore.recipes.automodel.flash_adam import names_flash_adam, read_flash_adam
 from simcore.recipes.automodel.fused_adam import names_fused_adam, read_fused_adam
 from simcore.recipes.automodel.model import BY_BACKEND
@@ -52,6 +53,9 @@ def read_optimizer(reader: Reader, draft: Draft) -> None:
         return
     if names_flash_adam(reader.look("optimizer._target_")):
         read_flash_adam(reader, draft)
+        return
+    if names_dion(reader.look("optimizer._target_")):
+        read_dion(reader, draft)
         return
     name = OPTIMIZERS.get(str(reader.look("optimizer._target_")), "")
     if name == "lion":  # which takes no such switches

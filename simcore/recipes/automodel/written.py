@@ -9,6 +9,7 @@ from typing import Final
 
 from simcore.operators.automodel.sparse import SPARSE
 from simcore.recipes.automodel.config_fields import FORMAT_ROW
+from simcore.recipes.automodel.dion import DION_MUON, write_dion
 from simcore.recipes.automodel.distributed import EXPERT_ROWS, PARAM_DTYPE, PIPELINE_ROWS, STRATEGY_ROWS
 from simcore.recipes.automodel.flash_adam import FLASH_ADAM, write_flash_adam
 from simcore.recipes.automodel.float8 import write_float8
@@ -176,17 +177,21 @@ def _loss(name: str) -> str:
 
 def _write_optimizer(outline: Outline) -> None:
     name = outline.value("training.optimizer.name")
-    target = next((target for target, meaning in OPTIMIZERS.items() if meaning == name), None)
+    runs = outline.given("training.optimizer.implementation")
+    target = DION_MUON if runs == "dion" else next(
+        (target for target, meaning in OPTIMIZERS.items() if meaning == name), None)
     if target is None:
         outline.refuse("training.optimizer.name", f"{name}: read are {', '.join(OPTIMIZERS)}")
         return
-    runs = outline.given("training.optimizer.implementation")
     by_flash = {meaning: path for path, meaning in FLASH_ADAM.items()}
     chosen = {"te": FUSED_ADAM, "flashoptim": by_flash.get(name, target)}.get(runs, target)
     outline.put("optimizer._target_", chosen, "training.optimizer.name")
     outline.put("optimizer.lr", 0.0001, stand_in=True)
     if runs == "flashoptim":
         write_flash_adam(outline)
+        return
+    if runs == "dion":
+        write_dion(outline)
         return
     if runs == "te":
         write_fused_adam(outline, "optimizer.")

@@ -15,23 +15,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from simcore.frameworks.automodel.flash_adam import (
-    FLASH_OPTIONS,
-    flash_assumptions,
-    flash_optimizer,
-    flash_states,
-    runs_flash_adam,
-)
-from simcore.frameworks.automodel.policies import rests_on_host
-from simcore.frameworks.common.torch import States, states_of, torch_optimizer
-from simcore.inputs.optimizers import AS_STORED, OPTIMIZERS
+from simcore.frameworks.common.torch import States
+from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.placement.framework import Optimizer
 from simcore.placement.job import Draft, Job
 
-__all__ = ["FUSED_ADAM_OPTIONS", "fused_adam_assumptions", "kept_states", "optimizer_of", "runs_fused_adam"]
+__all__ = ["FUSED_ADAM_OPTIONS", "fused_adam", "fused_adam_assumptions", "fused_adam_states", "refuse_remainders",
+           "runs_fused_adam"]
 
 _REMAINDERS: Final = "store_param_remainders"
-FUSED_ADAM_OPTIONS: Final[dict[str, tuple[Any, ...]]] = {_REMAINDERS: (True, False), **FLASH_OPTIONS}
+FUSED_ADAM_OPTIONS: Final[dict[str, tuple[Any, ...]]] = {_REMAINDERS: (True, False)}
 _FILE: Final = "TransformerEngine d0067d0d pytorch/optimizers/fused_adam.py"
 
 
@@ -40,38 +33,29 @@ def runs_fused_adam(job: Job) -> bool:
     return job.scenario.training.optimizer.implementation == "te"
 
 
-def optimizer_of(job: Draft, options: Mapping[str, Any], stored: str, *, plain: bool) -> Optimizer:
+def refuse_remainders(job: Draft, options: Mapping[str, Any]) -> None:
+    """Raises IllegalLayout if the scenario sets an option that only this optimizer reads."""
+    job.refuse_idle(options, _REMAINDERS, "but in TE's FusedAdam (training.optimizer.implementation: te)")
+
+
+def fused_adam(job: Draft, options: Mapping[str, Any], *, on_host: bool) -> Optimizer:
     """Returns the optimizer of a job; its defaults are noted.
 
-    `options`: the framework options that the scenario sets; `stored`: dtype of parameters. `plain`: parameters are
-    ordinary tensors, not DTensors.
-    Raises NotYet for what is not described of TE's, IllegalLayout for what it refuses.
+    `options`: the framework options that the scenario sets; `on_host`: states are. Raises NotYet for what is not
+    described, IllegalLayout for what upstream refuses.
     """
     optimizer = job.scenario.training.optimizer
-    if runs_flash_adam(job):
-        job.refuse_idle(options, _REMAINDERS, "but in TE's FusedAdam (training.optimizer.implementation: te)")
-        return flash_optimizer(job, options, stored)
-    for name in FLASH_OPTIONS:
-        job.refuse_idle(options, name, "but in FlashOptim's Adam (training.optimizer.implementation: flashoptim)")
-    if not runs_fused_adam(job):
-        job.refuse_idle(options, _REMAINDERS, "but in TE's FusedAdam (training.optimizer.implementation: te)")
-        if plain and "transformers" in OPTIMIZERS[optimizer.name].libraries:
-            raise job.not_yet("training.optimizer.name", f"{optimizer.name} under automodel")
-        if OPTIMIZERS[optimizer.name].states:
-            job.auto("training.optimizer.moments", optimizer.moments, AS_STORED,
-                     "recipes: torch.optim.Adam, zeros_like(parameter)")
-        return torch_optimizer(job, "recipes: torch.optim.Adam, foreach by default on CUDA", plain=plain)
     if not OPTIMIZERS[optimizer.name].is_adam:
         raise job.not_yet("training.optimizer.name", f"{optimizer.name} by TransformerEngine under automodel")
     job.auto("training.optimizer.moments", optimizer.moments, "fp32", f"{_FILE}: exp_avg_dtype=torch.float32")
     if _master(job.auto("training.optimizer.master", optimizer.master, "none", f"{_FILE}: master_weights=False"),
                options) == "":
         job.refuse_idle(options, _REMAINDERS, "without masters (training.optimizer.master: fp32)")
-    _check(job)
+    _check(job, on_host=on_host)
     return Optimizer(optimizer.name, "te", late_master=True)
 
 
-def _check(job: Job) -> None:
+def _check(job: Job, *, on_host: bool) -> None:
     optimizer = job.scenario.training.optimizer
     if optimizer.master == "bf16":
         raise job.illegal("training.optimizer.master", "FusedAdam only supports fp32/fp16 master weights.", _FILE)
@@ -81,7 +65,7 @@ def _check(job: Job) -> None:
         raise job.not_yet("training.optimizer.momentum", f"momentum of {optimizer.name}: it changes no bytes")
     if optimizer.paged:
         raise job.not_yet("training.optimizer.paged", "paged states of TE's FusedAdam")
-    if rests_on_host(job):
+    if on_host:
         raise job.not_yet("training.offload.optimizer", "states of TE's FusedAdam on the host: its kernel is the GPU's")
 
 
@@ -92,21 +76,17 @@ def _master(master: str, options: Mapping[str, Any]) -> str:
     return "bf16" if options.get(_REMAINDERS) else "fp32"
 
 
-def kept_states(job: Job, options: Mapping[str, Any], *, plain: bool) -> States:
-    """Returns the settings from which the states of a parameter follow; `options`, `plain` as in `optimizer_of`."""
-    states, optimizer = states_of(job, plain=plain), job.scenario.training.optimizer
-    if runs_flash_adam(job):
-        return flash_states(states, options)
-    if not runs_fused_adam(job):
-        return states
+def fused_adam_states(job: Job, states: States, options: Mapping[str, Any]) -> States:
+    """Returns the settings from which the states of a parameter follow; `states`: those of torch's optimizer."""
+    optimizer = job.scenario.training.optimizer
     return replace(states, moments="fp32" if optimizer.moments == "auto" else optimizer.moments,
                    narrow_master=_master(optimizer.master, options))
 
 
 def fused_adam_assumptions(job: Job) -> tuple[tuple[str, str, str, str], ...]:
-    """Returns what the report says about TE's FusedAdam or FlashOptim's, as (key, value, kind, source)."""
+    """Returns what the report says about TE's FusedAdam, as (key, value, kind, source); () where it does not run."""
     if not runs_fused_adam(job):
-        return flash_assumptions(job)
+        return ()
     return (("training.optimizer.implementation", "the kernel needs nothing beside the states; copies of a parameter "
              "in its own format and in fp32 while the first step makes its master are left out", "derived",
              f"{_FILE}: step, initialize_state"),)

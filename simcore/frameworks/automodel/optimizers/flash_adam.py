@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from simcore.frameworks.automodel.policies import rests_on_host
 from simcore.frameworks.common.torch import FLASH, States
 from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.placement.framework import Optimizer
@@ -34,11 +33,11 @@ def runs_flash_adam(job: Job) -> bool:
     return job.scenario.training.optimizer.implementation == FLASH
 
 
-def flash_optimizer(job: Draft, options: Mapping[str, Any], stored: str) -> Optimizer:
+def flash_optimizer(job: Draft, options: Mapping[str, Any], stored: str, *, on_host: bool) -> Optimizer:
     """Returns the optimizer of a job; its defaults are noted.
 
-    `options`: the framework options that the scenario sets; `stored`: dtype of parameters. Raises IllegalLayout for
-    what upstream refuses, NotYet for what is not described.
+    `options`: the framework options that the scenario sets; `stored`: dtype of parameters; `on_host`: states
+    are. Raises IllegalLayout for what upstream refuses, NotYet for what is not described.
     """
     optimizer = job.scenario.training.optimizer
     if not OPTIMIZERS[optimizer.name].is_adam:
@@ -53,7 +52,7 @@ def flash_optimizer(job: Draft, options: Mapping[str, Any], stored: str) -> Opti
                           "are fp32, since fp32 already uses 32 bits.", f"{_FILE}: FlashOptimizer")
     if optimizer.paged or optimizer.momentum:
         raise job.not_yet("training.optimizer", "paged states, or a momentum, of flashoptim's Adam")
-    if rests_on_host(job):
+    if on_host:
         raise job.not_yet("training.offload.optimizer", "states of flashoptim's Adam on the host")
     return Optimizer(optimizer.name, FLASH, late_master=True)
 
