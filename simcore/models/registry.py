@@ -17,7 +17,7 @@ _MODULES: Final = {
     "exaone4": "windowed.exaone", "exaone_moe": "windowed.exaone", "falcon_h1": "bamba",
     "gemma": "gemma.earlier", "gemma2": "gemma.earlier", "gemma3_text": "gemma.earlier", "gemma4_text": "gemma.gemma4",
     "gemma4_unified_text": "gemma.gemma4", "glm": "glm", "glm4": "glm", "glm4_moe": "glm", "glm4_moe_lite": "glm",
-    "glm_moe_dsa": "glm", "gpt2": "gpt2", "gpt_oss": "gpt_oss", "granite": "llama",
+    "glm_moe_dsa": "glm", "gpt2": "gpt2", "gpt_neox": "beside.gpt_neox", "gpt_oss": "gpt_oss", "granite": "llama",
     "granitemoehybrid": "granitemoehybrid", "hunyuan_v1_dense": "llama", "hy_v3": "bailing", "llama": "llama",
     "llama4_text": "llama", "mamba2": "mamba2", "mimo_v2_flash": "mimo_v2_flash", "minimax_m2": "minimax",
     "mistral": "mistral", "mistral4": "deepseek", "mixtral": "mistral", "mpt": "mpt", "nemotron": "llama",

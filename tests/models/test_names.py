@@ -51,6 +51,9 @@ def test_a_repository_differs_only_in_fields_without_weights() -> None:
     ("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "llama-3.1-8b"), ("unsloth/Llama-3.2-1B", "llama-3.2-1b"),
     ("NousResearch/Llama-2-7b-hf", "llama-2-7b"), ("casperhansen/llama-3-70b-fp16", "llama-3-70b"),
     ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-Base-BF16", "nemotron-3-nano-30b-a3b"), ("gpt2", "gpt2"),
+    ("google/gemma-2b-it", "gemma-2b"), ("deepseek-ai/deepseek-coder-6.7b-instruct", "deepseek-coder-6.7b"),
+    ("deepcogito/cogito-v1-preview-llama-3B", "llama-3.2-3b"), ("HuggingFaceH4/zephyr-7b-beta", "mistral-7b-v0.1"),
+    ("codellama/CodeLlama-7b-Python-hf", "llama-2-7b"), ("lmsys/vicuna-13b-v1.5", "llama-2-13b"),
     ("Qwen/Qwen3.6-27B", "qwen3.5-27b"), ("Qwen3.5-4B", "qwen3.5-4b"), ("qwen3.5-4b-text", "qwen3.5-4b-text"),
 ])  # fmt: skip
 def test_ids_and_aliases_are_found_in_any_case(asked: str, preset: str) -> None:

@@ -42,6 +42,7 @@ WORDS = (("attn_hc", "residual_streams"), ("ffn_hc", "residual_streams"), ("hc_h
          ("latent_proj", "latent_projections"), ("mamba.", "mamba"),
          *((f"mixer.{part}_proj", "attention") for part in "qkvo"), ("mixer.up_proj", "mlp"),
          ("mixer.down_proj", "mlp"), ("mixer.", "mamba"), ("norm", "norms"), ("ln_", "norms"), ("attn", "attention"),
+         ("attention.", "attention"),
          ("mlp", "mlp"), ("ffn", "mlp"), ("feed_forward", "mlp"), (".linear.", "mlp"), ("lm_head", "lm_head"),
          ("embed", "embedding"), ("wte", "embedding"), ("wpe", "embedding"))
 

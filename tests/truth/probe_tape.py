@@ -3,7 +3,7 @@
     python tests/truth/probe_tape.py CASE... > tests/truth/tape/families-torch-2.13.0-transformers-5.23.0.json
 
 `hybrids-*.json` holds the cases of `cases-hybrids.json`, `liger-*.json` those of `cases-liger.json`, given one by one;
-`minimax-*.json` those of `cases-minimax.json`.
+`minimax-*.json` those of `cases-minimax.json`, `neox-*.json` those of `cases-neox.json`.
 
 A case is a JSON object with `name` and the keys of `tape/README.md`; without cases those of `tape/cases.json`. A step
 of `probe_fsdp2.py` is logged and cut at FSDP2's hooks; buffers that FSDP2 owns are left out.
@@ -70,7 +70,9 @@ def hooks_of_experts(label: str) -> list[str]:
 def section_at(label: str, now: str) -> str:
     """The section that a marker opens."""
     hook, _, where = label.partition(":")[2].partition(":")
-    layer = where.split(":")[0].removeprefix("model.layers.").removeprefix("backbone.layers.")
+    layer = where.split(":")[0]
+    for prefix in ("model.layers.", "backbone.layers.", "gpt_neox.layers."):
+        layer = layer.removeprefix(prefix)
     if label == "fwd:begin":
         return "stem"
     if label == "bwd:begin":

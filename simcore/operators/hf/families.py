@@ -16,6 +16,7 @@ from simcore.operators.hf import decoders, gpt_oss, hybrid, layers, remote_code
 from simcore.operators.hf import liger as hf_liger
 from simcore.operators.hf import moe as hf_moe
 from simcore.operators.hf.autocast import layer_norm, narrowed
+from simcore.operators.hf.beside import gpt_neox
 from simcore.operators.hf.latent import attention as latent
 from simcore.operators.hf.layers import Core, Inputs, has_eager_attention, has_flash_attention, is_of_hub
 from simcore.operators.hf.llama4 import attention as llama4_attention
@@ -120,6 +121,17 @@ def _attention_of_phi(tape: Tape, run: LayerWorkload, branch: Branch, inputs: In
     return out, held
 
 
+def _attention_of_gpt_neox(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+    block, held = branch.block, list[Tensor]()
+    assert isinstance(block, Attention)
+    assert inputs.cos is not None
+    assert inputs.sin is not None
+    core = _eager_core(tape, run, inputs.mask, held, by_heads=True) if has_eager_attention(run) else (
+        lambda *parts: aten.contiguous(tape, layers.core_of(tape, run, block, parts, inputs.mask), "attention"))
+    return gpt_neox.attention(tape, block, inputs.hidden, (inputs.cos, inputs.sin), lambda part, x: layers.linear(
+        tape, run, f"{branch.name}.{part}", x), core), held
+
+
 def _norming(*, late: bool) -> BranchFunction:
     """Attention of Llama with norms of heads behind all three products, or, `late`, behind the rotation."""
     def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
@@ -179,9 +191,10 @@ def _mlp_of_phi(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) 
                                 partial(decoders.new_gelu, run=run)), None
 
 
-def _mlp_of_starcoder2(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
-    name = branch.name
-    return decoders.two_linears(tape, run, f"{name}.c_fc", f"{name}.c_proj", inputs.hidden, aten.gelu), None
+def _mlp_of_two(first: str, second: str) -> BranchFunction:
+    """MLP of two linears of these names with GELU between them."""
+    return lambda tape, run, branch, inputs: (decoders.two_linears(
+        tape, run, f"{branch.name}.{first}", f"{branch.name}.{second}", inputs.hidden, aten.gelu), None)
 
 
 def _shared_mlp(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
@@ -270,8 +283,7 @@ class Family:
     layers hold what attention put out until they return, and what it was given until that is added. `holds_embeddings`:
     what dropout is given of the embedding lives until the model returns. `scales_behind`: the model multiplies what
     comes out of its embedding, whose own output lives as long as the graph where it is asked for a gradient
-    (enable_input_require_grads hooks the embedding). `casts_to_norm`: a layer's norm is given the hidden state in the
-    type of its weight.
+    (enable_input_require_grads hooks the embedding). `casts_to_norm`: layers' norms read it in the type of their weight.
     """
 
     norm: Norm = _norm
@@ -293,7 +305,6 @@ class Family:
     scales_behind: bool = False
     casts_to_norm: bool = False
 
-
 _LLAMA: Final = Family()
 FAMILIES: Final = {
     "bamba": Family(adds_cached_positions=False),
@@ -310,6 +321,8 @@ FAMILIES: Final = {
     "glm": Family(attention=_turning_by(decoders.glm_rotate, joins=True), mlp=_mlp_of_phi3),
     "glm4": Family(attention=_turning_by(decoders.glm_rotate, joins=True), mlp=_mlp_of_phi3),
     "glm4_moe": Family(attention=_turning_by(decoders.nemotron_rotate, joins=True)),
+    "gpt_neox": Family(attention=_attention_of_gpt_neox, mlp=_mlp_of_two("dense_h_to_4h", "dense_4h_to_h"),
+                       holds_embeddings=True),
     "gpt_oss": Family(norm=rms_norm_in_fp32, attention=_attention_with_sinks, moe=_moe_of_gpt_oss, halves_rotary=True,
                       masks=2),
     "granite": Family(scales_behind=True),
@@ -336,7 +349,7 @@ FAMILIES: Final = {
     "qwen3_next": Family(norm=rms_norm_from_zero, attention=_attention_with_gate),
     "qwen3_5_text": Family(norm=rms_norm_from_zero, attention=_attention_with_gate, grids=3),
     "qwen3_5_moe_text": Family(norm=rms_norm_from_zero, attention=_attention_with_gate, grids=3),
-    "starcoder2": Family(mlp=_mlp_of_starcoder2, holds_embeddings=True),
+    "starcoder2": Family(mlp=_mlp_of_two("c_fc", "c_proj"), holds_embeddings=True),
 }
 
 

@@ -9,9 +9,7 @@ Mamba's first projection is multiplied by a buffer with a number a column.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from simcore.models.blocks import Branch, LayerKind, Mamba2, Moe
+from simcore.models.blocks import Branch, Mamba2, Moe
 from simcore.operators.hf.layers import Inputs, attention, linear
 from simcore.operators.hf.moe import as_rows, routed
 from simcore.operators.hf.recurrent import mamba
@@ -19,7 +17,7 @@ from simcore.operators.shared import aten
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Param, Tape, Tensor
 
-__all__ = ["attention_with_factors", "mamba_with_factors", "mlp_with_factors", "moe", "pair", "shared_mlp"]
+__all__ = ["attention_with_factors", "mamba_with_factors", "mlp_with_factors", "moe", "shared_mlp"]
 
 
 def moe(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,20 +81,3 @@ def mlp_with_factors(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Te
     product = aten.mul(tape, up, gate)
     del up, gate
     return aten.mul_scalar(tape, linear(tape, run, f"{name}.down_proj", product))
-
-
-def pair(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs,
-         mix: Callable[[Tape, LayerWorkload, Branch, Inputs, str], tuple[Tensor, object]],
-         norm: Callable[[Tape, LayerWorkload, str, Tensor, str], Tensor], held: list[Tensor]) -> Tensor:
-    """Sum of the stream and of two mixers of one norm's output; `held` gets what the layer holds until it returns."""
-    first, *_ = kind.branches
-    tape.scope = f"{first.norm}."
-    seen = norm(tape, run, f"{first.norm}.", inputs.hidden, kind.family)
-    for branch in kind.branches[:2]:
-        tape.scope = f"{branch.name}."
-        held.append(mix(tape, run, branch, inputs._replace(hidden=seen), kind.family)[0])
-    tape.scope = ""
-    mixed, attended = held
-    both = aten.add(tape, mixed, attended, "both")
-    del seen
-    return aten.add(tape, inputs.hidden, both, "residual")

@@ -25,12 +25,12 @@ from simcore.models.vision_blocks import VisionPart
 from simcore.operators.automodel.adapters.split import own_columns
 from simcore.operators.automodel.compiled.layer import compiled_layer
 from simcore.operators.hf.autocast import layer_norm, narrowed
+from simcore.operators.hf.beside.layer import Mix, Norm, both, pair
 from simcore.operators.hf.embedding import called, embedding, shared_tables, stage_stem, window_of
 from simcore.operators.hf.families import EMBEDDINGS, mix, norm, of_family
 from simcore.operators.hf.gemma4.beside import Beside
 from simcore.operators.hf.gemma4.own_input import add_own_input
 from simcore.operators.hf.head import VALUE_HEADS, final_norm, head
-from simcore.operators.hf.hybrid import pair
 from simcore.operators.hf.layers import Inputs, has_eager_attention, linear
 from simcore.operators.hf.losses import loss_of
 from simcore.operators.hf.moe import joined
@@ -160,8 +160,7 @@ def _layer(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
     beside = Beside(tape, kind, run)
     inputs: Inputs | None
     inputs, positions, further = called(tape, kind, run, beside)
-    stream = (inputs.hidden, inputs.cos, inputs.sin)
-    leaf = inputs.hidden.node
+    stream, leaf = [inputs.hidden, inputs.cos, inputs.sin], inputs.hidden.node
     if HfOptions.of(run.options).casts_stream:  # by FSDP2's hook; the model holds what it was until the layer returns
         inputs = _cast(tape, run, inputs)
     run_layer = _between_casts if HfOptions.of(run.options).wide_outputs else _body
@@ -180,11 +179,13 @@ def _layer(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
     casts = tape.cut()
     del body
     mask, given, inputs = inputs.mask if _keeps_mask(run, out) else None, inputs.mask, None
+    embeddings = _embeddings(tape, kind, run)
+    del stream[:embeddings is not None]  # what dropout made of them goes with the layer
     returned = tape.cut()  # copies that a hook made of what the model holds
-    held_by_model = _embeddings(tape, kind, run), output_before(tape, kind, run)
-    if run.input_waits:
+    before = output_before(tape, kind, run)
+    if run.input_waits and stream[0]:
         stream[0].storage = None
-    del positions, stream, given, held_by_model, further
+    del positions, stream, given, embeddings, before, further
     dropped = tape.cut()
     beside.drop()
     late = tape.cut()
@@ -300,11 +301,11 @@ def _branches(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -
     if has_fast_layers(run):
         return unsloth_layer(tape, kind, run, inputs.hidden)
     if kind.beside:
-        return _beside(tape, kind, run, inputs)
+        return both(tape, kind, inputs.hidden, *_functions(tape, kind, run, inputs))
     if run.checkpoint != "none" and HfOptions.of(run.options).checkpoints_parts:
         return _by_parts(tape, kind, run, inputs)
     _held, _both = None, list[Tensor]()
-    x = pair(tape, kind, run, inputs, mix, norm, _both) if kind.paired else inputs.hidden
+    x = pair(tape, kind, inputs.hidden, *_functions(tape, kind, run, inputs), _both) if kind.paired else inputs.hidden
     for branch in kind.branches[2 * kind.paired:-2 if kind.joined else None]:
         residual = x
         tape.scope = f"{branch.norm}."
@@ -336,6 +337,11 @@ def _branches(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -
     if kind.scales_output:
         aten.mul_(tape, x, run.params["layer_scalar"])
     return x
+
+
+def _functions(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -> tuple[Mix, Norm]:
+    return (lambda branch, x: mix(tape, run, branch, inputs._replace(hidden=x), kind.family),
+            lambda at, x: norm(tape, run, at, x, kind.family))
 
 
 _REPLAYED: Final = ("input_layernorm", "post_attention_layernorm")
@@ -370,25 +376,6 @@ def _by_parts(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -
     if kind.scales_output:
         aten.mul_(tape, x, run.params["layer_scalar"])
     return x
-
-
-def _beside(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -> Tensor:
-    """Attention and MLP of one norm's output: Phi adds both, then the stream, Cohere 2 each in turn to the stream."""
-    first, *_ = kind.branches
-    tape.scope = f"{first.norm}."
-    seen, held, outs = norm(tape, run, f"{first.norm}.", inputs.hidden, kind.family), list[object](), list[Tensor]()
-    for branch in kind.branches:
-        tape.scope = f"{branch.name}."
-        out, given = mix(tape, run, branch, inputs._replace(hidden=seen), kind.family)
-        held.append(given)
-        outs.append(aten.dropout(tape, out) if kind.dropout else out)
-        del out, given
-    tape.scope = ""
-    mixed, dense = outs
-    if kind.family == "phi":
-        both = aten.add(tape, mixed, dense, "both")
-        return aten.add(tape, both, inputs.hidden, "residual")
-    return aten.add(tape, aten.add(tape, inputs.hidden, mixed, "residual"), dense, "residual")
 
 
 def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:

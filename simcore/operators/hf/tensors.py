@@ -82,6 +82,8 @@ def _in_order(kind: LayerKind, norms: list[Group], blocks: list[Group]) -> list[
         return [blocks[1], *norms, blocks[0]]
     if kind.family == "granitemoehybrid":
         return [*norms, blocks[1], blocks[0]]
+    if kind.family == "gpt_neox":
+        return [*norms, *blocks]
     if kind.family == "glm4":
         return [*blocks, *norms, *(_norm(f"{b.behind}.", kind.hidden) for b in kind.branches)]
     if kind.family in (*_GEMMA, "gemma4_text", "exaone4", "olmo2", "olmo3"):
@@ -144,6 +146,9 @@ def _attention(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
         yield from _conv1d(f"{name}.c_attn", (b.q_size + 2 * b.kv_size, "heads"), hidden, "attention")
         yield from _conv1d(f"{name}.c_proj", hidden, q, "attention")
         return
+    if family == "gpt_neox":
+        yield from _fused(name, b)
+        return
     if family == "phi3":
         yield linear_weight(f"{name}.o_proj", hidden, q, "attention")
         yield linear_weight(f"{name}.qkv_proj", (b.q_size + 2 * b.kv_size, "heads"), hidden, "attention")
@@ -164,6 +169,15 @@ def _attention(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
             yield from _norm(f"{name}.{part}.", size, "heads" if b.whole_norms else "head_dim")
     if b.head_gates:
         yield linear_weight(f"{name}.g_proj", (b.num_heads, "heads"), hidden, "attention")
+
+
+def _fused(name: str, b: Any) -> Iterable[TensorSpec]:
+    """`GPTNeoXAttention`: query, key and value of a head come one after another in one product."""
+    sizes = (("query_key_value", (3 * b.q_size, "heads"), (b.hidden, "hidden")),
+             ("dense", (b.hidden, "hidden"), (b.q_size, "heads")))
+    for part, out, into in sizes:
+        yield linear_weight(f"{name}.{part}", out, into, "attention")
+        yield from [_bias(f"{name}.{part}", out, "attention")] * (b.bias == "all")
 
 
 def _gemma4_attention(name: str, b: Any) -> Iterable[TensorSpec]:
@@ -343,7 +357,8 @@ def _low_rank(at: str, b: SharedTransformer, out: tuple[int, str], into: tuple[i
 
 
 _GEMMA: Final = ("gemma2", "gemma3_text")
-_TWO_LINEARS: Final = {"phi": ("fc1", "fc2"), "starcoder2": ("c_fc", "c_proj")}
+_TWO_LINEARS: Final = {"gpt_neox": ("dense_h_to_4h", "dense_4h_to_h"), "phi": ("fc1", "fc2"),
+                       "starcoder2": ("c_fc", "c_proj")}
 _ROUTER_FIRST: Final = ("hy_v3", "minimax_m2", "mixtral", "gpt_oss", "olmoe", "qwen2_moe", "qwen3_next", "step3p5",
                         "qwen3_5_moe_text", "granitemoehybrid")
 _BLOCK: Final[dict[type, Callable[[str, Any, str], Iterable[TensorSpec]]]] = {

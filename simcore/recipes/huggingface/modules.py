@@ -30,7 +30,7 @@ LINEARS_WITH_TOWERS: Final = {"mistral3": (*_ATTENTION, *_MLP, "merging_layer", 
 NAMED_BY_PEFT: Final = {
     **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"),
                     ("q_proj", "v_proj")),
-    "nemotron_h": _ATTENTION,
+    "gpt_neox": ("query_key_value",), "nemotron_h": _ATTENTION,
 }
 """Modules by family, in PEFT 0.21.2's `utils/constants.py`."""
 

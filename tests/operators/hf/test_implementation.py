@@ -29,7 +29,7 @@ from simcore.simulate import simulate
 
 TRUTH = ROOT / "tests/truth" / "tape"
 FILES = [f"{kind}-torch-2.13.0-transformers-5.23.0.json" for kind in (
-    "hf", "families", "host", "hybrids", "dense", "latent", "liger-0.7.0", "delta-fla-0.6.0", "minimax")]
+    "hf", "families", "host", "hybrids", "dense", "latent", "liger-0.7.0", "delta-fla-0.6.0", "minimax", "neox")]
 CASES: dict[str, Any] = {name: case for file in FILES for name, case in json.loads(
     (TRUTH / file).read_text(encoding="utf-8")).items()}
 
@@ -64,7 +64,8 @@ class Model:
         """Tells whether the layer keeps until its backward the tensors that the stem made for all layers."""
         if self.case.get("checkpoint"):
             return trained_below or any(p.trainable for p in params.values())
-        turned = any(p.trainable and re.search(r"\.(q|q_a|q_b|k)_proj|\.kv_a_proj", name) for name, p in params.items())
+        turned = any(p.trainable and re.search(r"\.(q|q_a|q_b|k)_proj|\.kv_a_proj|\.query_key_value", name)
+                     for name, p in params.items())
         return any(spec.component == "attention" for spec in specs) and (trained_below or turned)
 
     def params(self, graph: ModelGraph, number: int, kind: LayerKind) -> dict[str, Param]:

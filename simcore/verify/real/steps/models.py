@@ -54,7 +54,7 @@ GATED_EXPERTS = ("Qwen2MoeExperts", "Qwen3MoeExperts", "MixtralExperts", "GptOss
                  "OlmoeExperts", "Glm4MoeExperts", "Qwen3NextExperts", "Qwen3_5MoeExperts", "Glm4MoeLiteExperts",
                  "DeepseekV2Experts", "DeepseekV3Experts", "ExaoneMoeExperts", "Mistral4Experts", "Gemma4TextExperts",
                  "MiniMaxM2Experts")
-PLAIN_OPERATORS = ("nemotron", "phi", "seed_oss", "starcoder2")
+PLAIN_OPERATORS = ("gpt_neox", "nemotron", "phi", "seed_oss", "starcoder2")
 WITHOUT_SDPA, WITHOUT_ATTENTION = ("gpt_oss",), ("mamba2",)
 OF_TWO_SIZES = ("deepseek_v2", "deepseek_v3")  # heads of values are narrower, which a CPU's kernel does not take
 
@@ -191,13 +191,14 @@ def decoder_layers(model: Any) -> nn.ModuleList:
 
 
 def inner_model(model: Any) -> Any:
-    return model.backbone if hasattr(model, "backbone") else model.model
+    return next(getattr(model, name) for name in ("backbone", "model", "gpt_neox") if hasattr(model, name))
 
 
 def embed_head_norm(model: Any) -> tuple[nn.Module, nn.Module, nn.Module]:
     inner = inner_model(model)
-    emb = inner.embed_tokens if hasattr(inner, "embed_tokens") else inner.embeddings
-    norm = next(getattr(inner, name) for name in ("norm", "norm_f", "final_layernorm") if hasattr(inner, name))
+    emb = next(getattr(inner, name) for name in ("embed_tokens", "embeddings", "embed_in") if hasattr(inner, name))
+    norm = next(getattr(inner, name) for name in ("norm", "norm_f", "final_layernorm", "final_layer_norm")
+                if hasattr(inner, name))
     return emb, norm, model.lm_head
 
 
