@@ -283,7 +283,7 @@ class Family:
     layers hold what attention put out until they return, and what it was given until that is added. `holds_embeddings`:
     what dropout is given of the embedding lives until the model returns. `scales_behind`: the model multiplies what
     comes out of its embedding, whose own output lives as long as the graph where it is asked for a gradient
-    (enable_input_require_grads hooks the embedding). `casts_to_norm`: layers' norms read it in the type of their weight.
+    (enable_input_require_grads hooks the embedding). `casts_to_norm`: norms of layers read it in their weight's type.
     """
 
     norm: Norm = _norm
