@@ -15,14 +15,15 @@ from simcore.results.report import Peak
 from simcore.simulate import simulate
 
 CASES: dict[str, Any] = json.loads((ROOT / "tests/truth/deepspeed/peaks-0.19.6.json").read_text("utf-8"))["cases"]
+LARGE: dict[str, Any] = json.loads((ROOT / "tests/truth/deepspeed/large-0.19.6.json").read_text("utf-8"))["cases"]
 APART = 0.19
 """The largest difference of those that are told apart in `tests/truth/README.md`."""
 
 
 def simulated(case: dict[str, Any]) -> dict[str, int]:
     """Bytes at the peaks of forward and backward, and after the step, without what a CPU has not."""
-    asked = (matrices if case["feature"] == "tp" else experts).asked(case)
-    mesh = (matrices if case["feature"] == "tp" else experts).mesh_of(case)
+    asked = (experts if case["feature"] == "ep" else matrices).asked(case)
+    mesh = (experts if case["feature"] == "ep" else matrices).mesh_of(case)
     asked = {key: value for key, value in asked.items() if key != "rank"} | {"seq_len": case["seq"]}
     report = simulate(small.scenario(f"zero{case['stage']}", mesh, microbatches=case["steps"], **asked))
     (rank,) = report.ranks
@@ -44,3 +45,16 @@ def test_a_step_takes_what_upstreams_takes() -> None:
                 wrong[f"{name} {phase}"] = (size, case["found"][phase])
     assert wrong == {}
     assert exact >= 122
+
+
+def test_gradients_larger_than_the_bucket_stay_within_the_class() -> None:
+    """22 drawn layouts of ZeRO-2, of whose backward six are equal.
+
+    Upstream reduces such a gradient when the next one exists, and the first reduction makes the partition's gradients;
+    the simulation does both at the end of the layer. The lowest is that of one rank, 8 % too low.
+    """
+    found = {name: (simulated(case), case["found"]) for name, case in LARGE.items()}
+    assert all(ours["end"] == pytest.approx(theirs["end"], rel=1e-3) for ours, theirs in found.values())
+    apart = {name: ours["backward"] / theirs["backward"] - 1 for name, (ours, theirs) in found.items()}
+    assert {name for name, one in apart.items() if not -0.08 < one < APART} == set()
+    assert sum(abs(one) <= 1e-3 for one in apart.values()) >= 6

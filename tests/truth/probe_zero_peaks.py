@@ -1,12 +1,14 @@
 """Measures the memory of whole steps where ranks share matrices (AutoTP) or experts (AutoEP), ZeRO 1 to 3, on one CPU.
 
     python tests/truth/probe_zero_peaks.py > tests/truth/deepspeed/peaks-0.19.6.json
+    python tests/truth/probe_zero_peaks.py large > tests/truth/deepspeed/large-0.19.6.json
 
 DeepSpeed 0.19.6 as released; exchange, and a SwiGLU that keeps what the one in Triton does, as in
 `probe_zero_autoep.py`. Every storage of the third step, from its birth to its death
 (`simcore/verify/real/steps/tracker.py`), on top of what all tensors hold before it. `rest`: bytes before the step,
-`forward`, `backward`, `step`: the most in each, over its microbatches, `end`: bytes after it. Cases are drawn by a
-seed, none is drawn again because of what came out.
+`forward`, `backward`, `step`: the most in each, over its microbatches, `end`: bytes after it. `large`: ZeRO-2 alone,
+with gradients larger than `reduce_bucket_size`. Cases are drawn by a seed, none is drawn again because of what came
+out.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from json_lines import with_cases
 from oracle.apart import run_apart
 
 SEED, COUNT = 20261611, 8
+LARGE_SEED, LARGE_COUNT = 20261203, 22
 OWN = {1: {"reduce_bucket_size": 400_000}, 2: {"reduce_bucket_size": 400_000},
        3: {"reduce_bucket_size": 400_000, "stage3_prefetch_bucket_size": 0, "stage3_param_persistence_threshold": 1_000,
            "stage3_max_reuse_distance": 0}}
@@ -37,6 +40,22 @@ def drawn():
         for number in range(COUNT):
             found[f"tp{stage}{number}"] = of_matrices(rng, stage) | {"feature": "tp"}
             found[f"ep{stage}{number}"] = of_experts(rng, stage) | {"feature": "ep"}
+    return found
+
+
+def large():
+    """Layouts of ZeRO-2 without AutoTP whose bucket is smaller than some gradients, or all of its matrices."""
+    rng, found = random.Random(LARGE_SEED), {}
+    for number in range(LARGE_COUNT):
+        heads, kind = rng.choice((2, 3, 4)), rng.choice(("llama", "qwen2", "qwen3"))
+        model = base.LLAMA | {
+            "hidden_size": heads * 64, "num_attention_heads": heads, "num_key_value_heads": rng.choice((1, heads)),
+            "intermediate_size": rng.choice((200, 512, 900)), "num_hidden_layers": rng.choice((1, 2, 3)),
+            "vocab_size": rng.choice((200, 1000, 2000)), "tie_word_embeddings": rng.random() < 0.3}
+        found[f"l{number}"] = matrices.case(
+            2, rng.choice((1, 2, 3, 4, 8)), 1, kind, rng.random() < 0.5, rng.choice((64, 128)), model,
+            rng.choice((1, 1, 2)), reduce_bucket_size=rng.choice((10_000, 40_000, 100_000, 250_000)),
+            overlap_comm=rng.random() < 0.4) | {"feature": "large"}
     return found
 
 
@@ -69,6 +88,8 @@ def of_experts(rng, stage):
 def started(row):
     if row["feature"] == "tp":
         return matrices.started(row)
+    if row["feature"] == "large":
+        return base.started(row)
     from deepspeed.utils import debug
     engine, config = experts.started(row)
     experts.kernel()
@@ -111,9 +132,10 @@ def run(row):
 
 
 def main():
-    asked = drawn()
-    if len(sys.argv) > 1:
-        asked = {name: asked[name] for name in sys.argv[1:]}
+    names = sys.argv[1:]
+    asked = large() if names[:1] == ["large"] else drawn()
+    if names and names != ["large"]:
+        asked = {name: asked[name] for name in names if name != "large"}
     sys.argv[1:] = []
     base.prepare()
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)  # it writes where the rows go

@@ -42,9 +42,11 @@ def _option(key: str, kind: Any = "flag", usual: Any = None, name: str = "") -> 
 
 
 _EXCHANGE: Final = Says("model.cp_comm_type", f"{_OPTION}cp_comm_type", "text", {
-    "a2a": "a2a", "a2a+p2p": "a2a+p2p", "all_gather": "all_gather", "allgather": "all_gather"}, {"p2p": _DEFAULT},
-    "between ranks that share a sequence")
-"""Attention that sees chosen keys takes the name without its line too (core transformer/transformer_config.py:3168)."""
+    "p2p": "p2p", "a2a": "a2a", "a2a+p2p": "a2a+p2p", "all_gather": "all_gather", "allgather": "all_gather"},
+    what="between ranks that share a sequence")
+"""Attention that sees chosen keys takes the name without its line too (core transformer/transformer_config.py:3168).
+
+Its bridge sets it, so p2p is no default there: core refuses it (3171)."""
 SAID: Final[tuple[Row, ...]] = (
     Says("train.micro_batch_size", "training.micro_batch_size"),
     Says("train.global_batch_size", "training.global_batch_size"),

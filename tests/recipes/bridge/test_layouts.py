@@ -10,7 +10,9 @@ from recipes.bridge.test_recipe import imported
 from recipes.looked_into import messages, value
 from simcore.errors import InputError
 from simcore.frameworks.megatron.pipeline_layout import num_chunks
+from simcore.inputs.scenario import parse_scenario
 from simcore.recipes.bridge.named import launch_of
+from simcore.simulate import check
 
 LAYOUT = "framework_options.pipeline_model_parallel_layout"
 V3 = "deepseek_v3_pretrain_1024gpu_h100_bf16_config"
@@ -65,3 +67,11 @@ def test_layers_of_the_ends_that_do_not_fit_are_let_go(words: str, left: list[in
     """GLM-4.5 has 92 layers, of which 10 are on the first and on the last stage; those that are given stay."""
     model = launch_of(RUN.format("glm45_355b_pretrain_128gpu_h100_bf16_config", words), "run.sh").document.data["model"]
     assert [model[f"num_layers_in_{end}_pipeline_stage"] for end in ("first", "last")] == left
+
+
+@pytest.mark.parametrize(("said", "rule"), [
+    ("p2p", "DSAttention context parallelism currently supports cp_comm_type=allgather only"),
+    ("allgather", "an indexer of keys")])
+def test_an_exchange_that_glm_5_cannot_have_is_no_default(tmp_path: Path, said: str, rule: str) -> None:
+    words = f"glm51_sft_416gpu_h100_bf16_config model.cp_comm_type={said} model.context_parallel_size=2"
+    assert rule in str(check(parse_scenario(imported(tmp_path, words).document())))
