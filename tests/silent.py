@@ -196,7 +196,8 @@ _IMAGES: Final[tuple[Tree, ...]] = ({
     "training": {"seq_len": 1024, "images": 2, "image_height": 448, "image_width": 476, "frozen": ["model.visual"]}})
 _BY_TE: Final[tuple[Tree, ...]] = ({
     "model": DENSE, "mesh": {"dp_shard": 4}, "training": {"optimizer": {"implementation": "te", "master": "fp32"}}}, {
-    "model": DENSE, "mesh": {"dp_shard": 4}, "training": {"optimizer": {"implementation": "flashoptim"}}})
+    "model": DENSE, "mesh": {"dp_shard": 4}, "training": {"optimizer": {"implementation": "flashoptim"}}}, {
+    "model": DENSE, "mesh": {"dp_shard": 4}, "training": {"optimizer": {"name": "muon", "implementation": "dion"}}})
 _PROJECTED: Final[tuple[Tree, ...]] = ({  # a small table, so that a projected matrix sets the peak of the step
     "model": {"config": "llama-3.2-1b", "overrides": {"num_hidden_layers": 4, "vocab_size": 512}},
     "mesh": {"dp_replicate": 4},

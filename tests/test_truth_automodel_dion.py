@@ -10,7 +10,7 @@ import pytest
 
 import small
 from checkout import ROOT
-from simcore.errors import IllegalLayout
+from simcore.errors import IllegalLayout, NotYet
 from simcore.frameworks.common.optimizer_memory import optimizer_sizes
 from simcore.placement.plan import Plan
 
@@ -68,6 +68,22 @@ def test_what_stops_is_refused_in_its_words(name: str) -> None:
     with pytest.raises(IllegalLayout) as caught:
         small.prepared(framework, mesh, **given)
     assert words.rstrip(".")[:40] in str(caught.value)
+
+
+DION = {"name": "muon", "implementation": "dion"}
+
+
+@pytest.mark.parametrize(("mesh", "given", "told"), [
+    ({"dp_shard": 2}, {"optimizer": {"implementation": "dion"}}, "adamw of dion"),
+    ({"dp_shard": 2, "tp": 2}, {"optimizer": DION}, "dion's Muon with tp"),
+    ({"dp_shard": 2, "cp": 2}, {"optimizer": DION}, "dion's Muon with cp"),
+    ({"dp_shard": 2}, {"optimizer": DION, "method": "lora"}, "adapters with dion's Muon"),
+    ({"dp_shard": 2}, {"optimizer": DION | {"momentum": 0.9}}, "a factor of momenta"),
+    ({"dp_shard": 2}, {"optimizer": DION, "model": "qwen3-30b-a3b"}, "dion's Muon of qwen3_moe"),
+    ({"dp_shard": 2}, {"optimizer": {"name": "muon"}}, "muon under automodel")])
+def test_what_was_not_compared_is_not_served(mesh: dict[str, int], given: dict[str, Any], told: str) -> None:
+    with pytest.raises(NotYet, match=told):
+        small.prepared("automodel", mesh, **{"model": "llama-tiny", **given})
 
 
 def test_enough_layouts_were_drawn() -> None:

@@ -24,8 +24,8 @@ FEW: dict[str, Any] = json.loads((FOLDER / "muon-0.19.6.json").read_text("utf-8"
 DRAWN: dict[str, Any] = json.loads((FOLDER / "drawn-muon-0.19.6.json").read_text("utf-8"))["cases"]
 CASES: dict[str, Any] = {name: case for name, case in (FEW | DRAWN).items()
                          if "refused" not in case["found"] and case["options"].get("contiguous_gradients", True)}
-APART = 0.1
-"""The largest difference of a peak in backward; those of gradients that are larger than a bucket, or accumulated."""
+APART = 0.025
+"""The largest difference of a peak in backward: where a bucket is sent within a layer, whose tensors are there too."""
 PRESETS = {"llama": "llama-3.2-3b", "qwen2": "qwen2.5-7b"}
 
 
@@ -93,7 +93,7 @@ def peaks(case: dict[str, Any]) -> dict[str, int]:
 def test_a_step_takes_what_upstreams_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without what the update and the search for infinities make inside an operator: 8 bytes an element, in fp64.
 
-    Far is only what ZeRO-2 does with a gradient that is larger than its bucket.
+    Apart are only backward passes in which a layer's own tensors are there while a bucket is sent.
     """
     monkeypatch.setattr(orthogonal, "held_in_update", lambda shape: 0)
     monkeypatch.setattr(zero12_hooks, "LOOKED_AT", 8)
@@ -105,7 +105,7 @@ def test_a_step_takes_what_upstreams_takes(monkeypatch: pytest.MonkeyPatch) -> N
             if not equal and (phase != "backward" or size != pytest.approx(case["found"][phase], rel=APART)):
                 wrong[f"{name} {phase}"] = (size, case["found"][phase], round(size / case["found"][phase] - 1, 4))
     assert wrong == {}
-    assert exact >= 0.88 * total
+    assert exact >= 0.95 * total
     assert len(DRAWN) >= 80
 
 

@@ -87,6 +87,11 @@ class ParallelStrategy:
         return True
 
     @property
+    def keeps_gradients(self) -> bool:
+        """True if gradients stay where autograd made them until the last microbatch, whatever units there are."""
+        return False
+
+    @property
     def unit_sync(self) -> str:
         """The time at which units reduce gradients: "every" microbatch, the "last", or the "end" of the step.
 

@@ -232,12 +232,14 @@ class _Params(dict[str, Param]):
 def adds_in_place(plan: Plan, kind: int) -> frozenset[int]:
     """Indices (in `plan.kinds[kind]`) of the tensors to whose gradients those of later microbatches are added.
 
-    Empty for frameworks without `Strategy.unit_sync`. A unit is a group of parameters that are reduced together.
-    Tensors of no unit keep their gradients until the optimizer's step. Tensors of a unit that does not reduce keep them
-    if they have the type that is reduced; FSDP2 moves any other gradient into a copy of that type (torch 2.13
-    `_fsdp_param.py`, to_accumulated_grad_if_needed), and autograd makes a new one.
+    All that are trained with `Strategy.keeps_gradients`; else none without `Strategy.unit_sync`. A unit is a group of
+    parameters that are reduced together. Tensors of no unit keep their gradients until the optimizer's step. Tensors of
+    a unit that does not reduce keep them if they have the type that is reduced; FSDP2 moves any other gradient into a
+    copy of that type (torch 2.13 `_fsdp_param.py`, to_accumulated_grad_if_needed), and autograd makes a new one.
     """
     sync = plan.framework.strategy.unit_sync
+    if plan.framework.strategy.keeps_gradients:
+        return frozenset(number for number, placed in enumerate(plan.kinds[kind]) if placed.trainable)
     if not sync:
         return frozenset()
     layer = next(layer for layer in plan.layers if plan.graph.layers[layer].kind == kind)

@@ -113,6 +113,11 @@ class ZeroStrategy(ParallelStrategy):
         return self.stage < 3
 
     @property
+    def keeps_gradients(self) -> bool:
+        """True for ZeRO-1: autograd adds those of later microbatches in place, and the last one's are reduced."""
+        return self.stage == 1
+
+    @property
     def step_varies_by_rank(self) -> bool:
         """True if a step depends on which tensors have elements in a rank's partition, and on how many.
 

@@ -70,11 +70,12 @@ class Zero12Hooks(UnrepeatedHooks):
         self.largest = largest_trained(plan)
         self.largest_in_bucket = self.touched_in_bucket = self.mine_in_bucket = self.microbatch = 0
         self.dtype = plan.framework.compute_dtype
-        self.filled = self.parts = 0
+        self.filled = self.parts = self.unsent = 0
         self.has_bucket = self.has_part = self.is_last = False
         self.slots = {name: tables.slot(name, category) for name, category in (
             ("ipg_bucket", "reduce_scatter_input"), ("flat_bucket", "reduce_scatter_input"),
-            ("grads_in_partition", "sharded_grad"), ("grad_on_its_way", "reduce_scatter_output"))}
+            ("grads_in_partition", "sharded_grad"), ("grad_on_its_way", "reduce_scatter_output"),
+            ("waiting_gradient", "unsharded_grad"))}
         self.overlapped = self.strategy.stage == 1 and self.strategy.num_buffers > 1
         self.marks = [tables.hook(text) for text in ("opt:begin", "opt:end", "step:end")]
 
@@ -160,7 +161,14 @@ class Zero12Hooks(UnrepeatedHooks):
             self._put_one(key, start, end)
 
     def _put_one(self, key: tuple[int, int], start: int, end: int) -> None:
+        """Puts one gradient into the bucket. ZeRO-2's lives until it is there, or sent, if it is larger.
+
+        0.19.6 `stage_1_and_2.py`, reduce_independent_p_g_buckets_and_remove_grads: the bucket is reduced before the
+        copy, and one that is larger is sent from where it is (extra_large_param_to_reduce).
+        """
         numel, copied = end - start, not self.strategy.is_apart
+        waits = numel * self.size * (self.strategy.stage > 1 and copied)
+        self.out.alloc(self.first, self.slots["waiting_gradient"], waits)
         if self.filled and self.filled + numel > self.strategy.bucket:
             self._reduce()
         self.out.compute(Kernel.COPY, 0, 2 * numel * self.size * copied)
@@ -174,6 +182,9 @@ class Zero12Hooks(UnrepeatedHooks):
                 self.touched_in_bucket += numel
             before = self.slices.pop()[2] if self.slices and self.slices[-1][:2] == (group.axis, owner) else 0
             self.slices.append((group.axis, owner, before + piece))
+        is_larger = numel > self.strategy.bucket
+        self.unsent += waits * is_larger
+        self.out.free(self.first, self.slots["waiting_gradient"], waits * (not is_larger))
 
     def _reduce(self) -> None:
         """All-reduces the bucket, in a flat copy if it has pieces of several partitions; own pieces are copied out.
@@ -198,6 +209,8 @@ class Zero12Hooks(UnrepeatedHooks):
         elif self.mine_in_bucket or not self.updates:
             self._keep_part()
         self.filled = self.largest_in_bucket = self.touched_in_bucket = self.mine_in_bucket = 0
+        self.out.free(self.first, self.slots["waiting_gradient"], self.unsent)
+        self.unsent = 0
         for key in self.larger if not self.strategy.is_apart else ():
             if self._is_mine(key):
                 self.apart.sent(key)

@@ -68,14 +68,15 @@ def _check(job: Draft, *, on_host: bool) -> None:
     if job.graph.architecture.family not in _MEASURED or job.graph.implementation == "hub":
         raise job.not_yet("training.optimizer.implementation", f"dion's Muon of {job.graph.architecture.family} in "
                           f"{job.graph.implementation}'s layers under automodel")
-    for key, said in (("training.method", job.scenario.training.method != "full"),
-                      ("training.frozen", bool(job.scenario.training.frozen)),
-                      ("framework_version", job.scenario.framework_version not in ("auto", "0.7.0")),
-                      ("training.optimizer.paged", optimizer.paged),
-                      ("training.optimizer.momentum", bool(optimizer.momentum)),
-                      ("training.offload.optimizer", on_host)):
+    for key, said, what in (
+            ("training.method", job.scenario.training.method != "full", "adapters"),
+            ("training.frozen", bool(job.scenario.training.frozen), "frozen parameters"),
+            ("framework_version", job.scenario.framework_version not in ("auto", "0.7.0"), "other releases"),
+            ("training.optimizer.paged", optimizer.paged, "paged states"),
+            ("training.optimizer.momentum", bool(optimizer.momentum), "a factor of momenta, which changes no bytes,"),
+            ("training.offload.optimizer", on_host, "states on the host")):
         if said:
-            raise job.not_yet(key, "with dion's Muon under automodel")
+            raise job.not_yet(key, f"{what} with dion's Muon under automodel")
 
 
 def _check_rows(job: Draft) -> None:
