@@ -149,6 +149,11 @@ def check_resting(job: Draft, options: dict[str, Any]) -> None:
     for axis in _BESIDE:
         if getattr(job.mesh, axis) > 1:
             raise job.not_yet(f"mesh.{axis}", f"{axis} beside a vision tower that is given text alone under fsdp2")
+    training = job.scenario.training
+    if options.get("wrap") == TAIL and job.graph.has_tied_head and training.method != "full" and (
+            training.recompute == "none"):
+        raise job.not_yet("framework_options.wrap", f"{TAIL} with a tied head and adapters, without recompute, beside "
+                          "a vision tower that is given text alone: its peak in backward was told too high")
     if options.get(TOWER_OPTION) is None:
         _note_units(job, family)
 

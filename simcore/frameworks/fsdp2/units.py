@@ -124,11 +124,14 @@ def _together(graph: ModelGraph, wrapping: Wrapping, stage: tuple[int, ...]) -> 
 
 
 def _tied_tail(graph: ModelGraph, wrapping: Wrapping, stage: tuple[int, ...]) -> list[Unit]:
-    """The root has the last norm alone; embedding and tied head are a unit that never reshards."""
+    """The root has the last norm alone; embedding and tied head are a unit that never reshards.
+
+    Its hooks before backward run at the head's output, behind the loss (torch 2.13 `_fsdp_state.py`, _MultiHandler).
+    """
     ends, called = _around(graph, stage, Embedding, Head), _called(graph, wrapping, stage)
     names = ", ".join(graph.layers[layer].path for layer in ends)
     return [_unit(graph, wrapping, "", _around(graph, stage, FinalNorm), reshard=False, span=called, is_root=True),
-            _unit(graph, wrapping, names, ends, reshard=False, span=called)]
+            _unit(graph, wrapping, names, ends, reshard=False, span=(called[0], ends[-1]))]
 
 
 def _called(graph: ModelGraph, wrapping: Wrapping, stage: tuple[int, ...]) -> tuple[int, int]:
