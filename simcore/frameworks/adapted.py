@@ -108,8 +108,9 @@ def _by_pattern(graph: ModelGraph, choice: LoraChoice, adapter: FrameworkAdapter
     seen, layers = set[int](), list[int]()
     for layer in graph.layers:
         specs, kind = graph.tensors[layer.kind], graph.kinds[layer.kind]
-        names = dict.fromkeys(spec.path for spec in specs if not spec.is_buffer)
-        hit = tuple(name for name in names if matches(f"{layer.path}.{name}".strip(".")))
+        names = {spec.path: spec.path if spec.rests else f"{layer.path}.{spec.path}" for spec in specs
+                 if not spec.is_buffer}  # what rests has its whole name already
+        hit = tuple(name for name, whole in names.items() if matches(whole.strip(".")))
         if (key := (layer.kind, hit)) not in numbers:
             made = _with_hits(kind, specs, replace(choice, target_modules=hit or ("-",), is_exact=True), adapter)
             numbers[key] = len(kinds) if layer.kind in seen else layer.kind

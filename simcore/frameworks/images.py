@@ -53,7 +53,7 @@ def _check_text(job: Job, adapter: FrameworkAdapter) -> None:
     scenario, rests = job.scenario, bool(job.graph.architecture.resting)
     if rests and not (adapter.rests_towers and scenario.workload == "train"):
         raise job.not_yet(_AT, f"a model with a vision tower that is given text alone in {scenario.workload} under "
-                          f"{scenario.framework} (served: train under automodel and ddp)")
+                          f"{scenario.framework} (served: train under automodel, ddp and fsdp2)")
     why = "reads no image" if rests else "has no vision tower"
     for name in (*([] if rests else ["images"]), "image_height", "image_width"):
         if getattr(scenario.training, name) is not None:

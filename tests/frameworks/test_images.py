@@ -217,6 +217,8 @@ def test_a_tower_that_is_given_text_alone_is_refused_where_it_was_not_measured()
             ("ministral-3-3b", {"mesh": {"dp_shard": 8}, "method": "qlora"}, "not yet: qlora of a model with a vision"),
             ("ministral-3-3b", {"mesh": {"dp_shard": 8}, "recompute": "full"}, "not yet: activation checkpointing of"),
             ("gemma-3-4b", {"mesh": {"dp_shard": 8}}, "given text alone, of gemma3 by the layers of hf"),
+            ("gemma-3-4b", {"framework": "fsdp2", "mesh": {"dp_shard": 8}}, "SiglipMultiheadAttentionPoolingHead in"),
+            ("qwen3-vl-4b", {"framework": "fsdp2", "mesh": {"dp_shard": 8}}, "text alone, of qwen3_vl under fsdp2"),
             ("gemma-3-4b-text", {"mesh": {"dp_shard": 8}}, "images: changes nothing: gemma3_text has no")):
         asked = scenario(model, **TEXT | changed)
         assert any(message in problem.message for problem in check(asked).problems), (changed, check(asked).problems)

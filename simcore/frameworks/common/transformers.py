@@ -45,6 +45,7 @@ LAYER_OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
 """Options of transformers' layers that every framework around them takes."""
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "wrap": ("layers_root", "separate_embedding_head", "embedding_tail", "separate_embedding"),
+    "wrap_tower": ("layers", "root"),
     "reshard_after_forward": (None, True, False, int),
     "set_last_reshard": (None, True, False),
     "sync_gradients": ("last", "every"),

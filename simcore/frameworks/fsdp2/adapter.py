@@ -18,7 +18,7 @@ ADAPTERS = {"fsdp2": FrameworkAdapter(
     implementations=tuple(TRAINERS), implementation_of=lambda family, method: "hf",
     options=lambda implementation: TRAINERS[implementation].options,
     unadapted=("kempnerforge", "torchtitan"), quantize=in_fp8, serves_qlora=True, casts_parameters=True,
-    reads_images=True, replays_towers=True, summons=Summons(one_unit=True, placed_late=True),
+    reads_images=True, rests_towers=True, replays_towers=True, summons=Summons(one_unit=True, placed_late=True),
     verl_wraps=("hf",),
     freezes=("hf",),  # a unit may have trainable and frozen parameters (torch 2.13 `_fsdp_param_group.py`)
     axes=lambda graph: open_axes(graph, axes_of(graph)),

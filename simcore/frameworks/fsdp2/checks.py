@@ -5,7 +5,7 @@ Rules: torch 2.13 `torch/distributed/fsdp/_fully_shard/`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from simcore.frameworks.common.pipeline import check_schedule
 from simcore.frameworks.common.torch import OF_POLICIES, check_named_adapters, offloaded_together
@@ -22,8 +22,8 @@ from simcore.placement.framework import Unit
 from simcore.placement.job import Draft, Job
 from simcore.recording.layer import FUSED_PAIRS, KEPT_ALONE
 
-__all__ = ["FRONT", "OUTSIDE", "RULE", "TAIL", "axes_of", "check", "check_last_backward", "check_shared", "check_units",
-           "is_separate"]
+__all__ = ["FRONT", "OUTSIDE", "RULE", "TAIL", "TOWER_OPTION", "axes_of", "check", "check_last_backward",
+           "check_resting", "check_shared", "check_units", "is_norm_apart", "is_separate"]
 
 _AXES = ("dp_replicate", "dp_shard", "ep")
 _STAGES = ("Combining FSDP with pipeline parallelism is not supported yet; without FSDP transformers' stages have no "
@@ -42,19 +42,33 @@ FRONT = "separate_embedding"
 """Value of `wrap`: the embedding is a unit, norm and head are the root's (verl b178a3cd `utils/fsdp_utils.py`)."""
 
 
+TOWER_OPTION: Final = "wrap_tower"
+_RESTING: Final = ("gemma3", "mistral3", "qwen3_5", "qwen3_5_moe")
+"""Families whose decoder runs beside a tower at rest as it does in a model of text (`tests/truth/probe_resting.py`)."""
+_NOT_FOUND: Final = {"gemma3": "SiglipMultiheadAttentionPoolingHead"}
+"""Class of `_no_split_modules` that the model of a family does not have."""
+_BESIDE: Final = ("tp", "cp", "ep", "pp")
+
+
 def is_separate(job: Job, options: dict[str, Any]) -> bool:
     """True if embedding and head are units of their own, not parts of the root unit.
 
     [Note: accelerate's tail] accelerate 1.15.0 `utils/fsdp_utils.py`, fsdp2_prepare_model: the embedding is a unit, and
-    the last norm and the head are one that never reshards; of a model with adapters the norm is not found and stays in
-    the root. Where the head is tied embedding and head are one unit, with the norm, if it is found: a root under
-    another name, which never reshards either.
+    the last norm and the head are one that never reshards; of a model with adapters, or with a vision tower, the norm
+    is not found and stays in the root (_find_final_norm looks at the children of the base model). Where the head is
+    tied embedding and head are one unit, with the norm, if it is found: a root under another name, which never reshards
+    either.
     A tied head that a plan of tensor parallelism cuts has transformers' own units ([Note: tied behind a plan]).
     """
     if "wrap" not in options and ties_again(job):
         return True
     wrap = options.get("wrap", TRAINERS[job.graph.implementation].defaults.wrap)
     return not job.graph.has_tied_head if wrap == TAIL else wrap not in ("layers_root", FRONT)
+
+
+def is_norm_apart(job: Job) -> bool:
+    """True if accelerate does not find the last norm, which then is the root's, see [Note: accelerate's tail]."""
+    return job.scenario.training.method != "full" or bool(job.graph.architecture.resting)
 
 
 def axes_of(graph: ModelGraph) -> tuple[str, ...]:
@@ -113,6 +127,45 @@ def _check_tower(job: Draft) -> None:
     job.note("norms of the vision tower", "in the type of products", "torch 2.13 autocast_mode.cpp: under autocast, as "
              "accelerate has it around the model, LayerNorm puts out fp32 until the layer has returned")
 
+
+def check_resting(job: Draft, options: dict[str, Any]) -> None:
+    """Raises NotYet or IllegalLayout for a tower that is given no images, whose units or layers were not measured.
+
+    `options`: the framework options that the scenario sets, by name. accelerate takes the classes of
+    `_no_split_modules`, those of the tower too, unless the classes are named.
+    """
+    graph = job.graph
+    if not graph.architecture.resting:
+        if graph.architecture.has_tower and options.get(TOWER_OPTION) == "root":
+            raise job.not_yet(f"framework_options.{TOWER_OPTION}", "layers of a vision tower that reads images in the "
+                              "root's unit")
+        if not graph.architecture.has_tower:
+            job.refuse_idle(options, TOWER_OPTION, "in a model without a vision tower")
+        return
+    family = graph.architecture.family
+    if graph.implementation != "hf" or family not in _RESTING:
+        raise job.not_yet("training.images", f"a model with a vision tower that is given text alone, of {family} under "
+                          f"fsdp2 (served: {', '.join(_RESTING)})")
+    for axis in _BESIDE:
+        if getattr(job.mesh, axis) > 1:
+            raise job.not_yet(f"mesh.{axis}", f"{axis} beside a vision tower that is given text alone under fsdp2")
+    training = job.scenario.training
+    if options.get("wrap") == TAIL and job.graph.has_tied_head and training.method != "full" and (
+            training.recompute == "none"):
+        raise job.not_yet("framework_options.wrap", f"{TAIL} with a tied head and adapters, without recompute, beside "
+                          "a vision tower that is given text alone: its peak in backward was told too high")
+    if options.get(TOWER_OPTION) is None:
+        _note_units(job, family)
+
+
+def _note_units(job: Draft, family: str) -> None:
+    if family in _NOT_FOUND:
+        raise job.illegal(f"framework_options.{TOWER_OPTION}", f"Could not find the transformer layer class "
+                          f"{_NOT_FOUND[family]} in the model: name the decoder's class alone (root)",
+                          "accelerate 1.15.0 utils/fsdp_utils.py fsdp2_prepare_auto_wrap_policy, over "
+                          "_no_split_modules of transformers 5.23")
+    job.auto(f"framework_options.{TOWER_OPTION}", "auto", "layers", "transformers 5.23 _no_split_modules: the classes "
+             "of the tower's layers are among them")
 
 
 def _check_loss(job: Job) -> None:

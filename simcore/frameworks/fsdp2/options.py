@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from simcore.frameworks.common.torch import Defaults
-from simcore.frameworks.fsdp2.checks import FRONT, OUTSIDE, RULE, TAIL, is_separate
+from simcore.frameworks.fsdp2.checks import FRONT, OUTSIDE, RULE, TAIL, TOWER_OPTION, is_norm_apart, is_separate
 from simcore.frameworks.fsdp2.pairs.rules import reads_head_apart
 from simcore.frameworks.fsdp2.split.matrices import ties_again
 from simcore.frameworks.fsdp2.split.mixtures import dispatches
@@ -89,7 +89,7 @@ def wrapping(job: Draft, options: dict[str, Any], reduce: str, packed: PackedWei
         experts=_reshard_policy(job, children, share) if fully else True,
         last_experts=_reshard_policy(job, children if last is None else last, share) if fully else True,
         separate=is_separate(job, options),
-        norm_in_root=options.get("wrap") == TAIL and job.scenario.training.method != "full",
+        norm_in_root=options.get("wrap") == TAIL and is_norm_apart(job),
         ties_again=ties_again(job),
         embedding_apart=options.get("wrap") == FRONT,
         loss_inside=given.loss_inside and job.scenario.training.loss not in OUTSIDE,
@@ -100,6 +100,7 @@ def wrapping(job: Draft, options: dict[str, Any], reduce: str, packed: PackedWei
         checkpointed=fully and TRAINERS[job.graph.implementation].checkpoint(job) != "none",
         experts_axes=axes,
         head_rests=reads_head_apart(job, options),
+        tower_layers=options.get(TOWER_OPTION) != "root",
         compute=job.compute,
         reduce=reduce,
         joins_copies=bool(options.get("packed_experts")))

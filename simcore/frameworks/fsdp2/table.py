@@ -24,6 +24,7 @@ from simcore.frameworks.fsdp2.checks import (
     FRONT,
     check,
     check_last_backward,
+    check_resting,
     check_shared,
     check_units,
     is_separate,
@@ -64,6 +65,7 @@ def table(job: Draft) -> Framework:
     check(job)
     options, precision, given = job.options(trainer.options), job.scenario.training.precision, trainer.defaults
     check_pairs(job, options)
+    check_resting(job, options)
     trainer.check(job, options)
     stored = job.auto("training.precision.params", precision.params, *stored_as(job, _typed(job, given.stored)))
     reduce = job.auto("training.precision.grad_reduce", precision.grad_reduce, *_typed(job, given.reduce))

@@ -29,7 +29,8 @@ class Wrapping:
     are one tensor (KempnerForge, packed). `experts_axes`: mesh axes over which the experts' unit is cut and copied.
     `norm_in_root`: the last norm is the root's where the head is a unit. `embedding_apart`: the embedding alone is a
     unit beside the layers, and reshards as they do. `ties_again`: [Note: tied behind a plan].
-    `head_rests`: [Note: a head read apart] in `pairs/rules.py`. `compute`, `reduce`: dtypes of gathered parameters and
+    `head_rests`: [Note: a head read apart] in `pairs/rules.py`. `tower_layers`: layers of a vision tower are units, as
+    those of the decoder are. `compute`, `reduce`: dtypes of gathered parameters and
     of reduced gradients.
     """
 
@@ -54,6 +55,7 @@ class Wrapping:
     embedding_apart: bool = False
     experts_axes: tuple[str, str] = ("expert_dp", "")
     head_rests: bool = False
+    tower_layers: bool = True
 
 
 @lru_cache(maxsize=256)
@@ -67,6 +69,7 @@ def units(graph: ModelGraph, stages: tuple[tuple[int, ...], ...], wrapping: Wrap
 
 def _of_stage(graph: ModelGraph, stage: tuple[int, ...], wrapping: Wrapping) -> list[Unit]:
     found = (_separate if wrapping.separate else _together)(graph, wrapping, stage)
+    found = _with_tower_at_rest(graph, wrapping, stage, found) if graph.architecture.resting else found
     for layer in _around(graph, stage, *TOWER_LAYERS):  # _no_split_modules has them too (transformers 5.23 `models/`)
         found.append(_unit(graph, wrapping, graph.layers[layer].path, [layer], reshard=wrapping.layers, explicit=True))
     blocks = [layer for layer in stage if graph.kinds[graph.layers[layer].kind].block is None]
@@ -78,6 +81,25 @@ def _of_stage(graph: ModelGraph, stage: tuple[int, ...], wrapping: Wrapping) -> 
             found.append(_experts_unit(graph, wrapping, block, reshard=experts))
     return [*found, *reference_unit(graph, stage, _called(graph, wrapping, stage)[1], (wrapping.compute,
                                                                                      wrapping.reduce))]
+
+
+def _with_tower_at_rest(graph: ModelGraph, wrapping: Wrapping, stage: tuple[int, ...], found: list[Unit]) -> list[Unit]:
+    """The units, with a tower that is given no images: what is in none of its units is the root's, gathered with it.
+
+    A unit of a layer that is never called is never gathered, and reduces nothing (torch 2.13 `_fsdp_state.py`).
+    """
+    root, front = found[0], stage[0]
+    paths = [path for path, kind in graph.architecture.resting if wrapping.tower_layers
+             and isinstance(kind.block, TOWER_LAYERS)]
+    specs = graph.tensors[graph.layers[front].kind]
+    at_rest = _numbers(graph, front, lambda t: t.rests and not _is_apart(wrapping, t))
+    apart = {path: tuple(n for n in at_rest if specs[n].name.startswith(f"{path}.")) for path in paths}
+    beside = {*at_rest}.difference(*apart.values()) | {n for layer, numbers in root.members if layer == front
+                                                       for n in numbers}
+    members = (*([(front, tuple(sorted(beside)))] if beside else []), *(m for m in root.members if m[0] != front))
+    layers = (replace(_unit(graph, wrapping, path, [front], reshard=wrapping.layers), members=((front, numbers),),
+                      rests=True) for path, numbers in apart.items())
+    return [replace(root, members=members), *found[1:], *layers]
 
 
 def _is_tower_layer(graph: ModelGraph, layer: int) -> bool:
@@ -102,11 +124,14 @@ def _together(graph: ModelGraph, wrapping: Wrapping, stage: tuple[int, ...]) -> 
 
 
 def _tied_tail(graph: ModelGraph, wrapping: Wrapping, stage: tuple[int, ...]) -> list[Unit]:
-    """The root has the last norm alone; embedding and tied head are a unit that never reshards."""
+    """The root has the last norm alone; embedding and tied head are a unit that never reshards.
+
+    Its hooks before backward run at the head's output, behind the loss (torch 2.13 `_fsdp_state.py`, _MultiHandler).
+    """
     ends, called = _around(graph, stage, Embedding, Head), _called(graph, wrapping, stage)
     names = ", ".join(graph.layers[layer].path for layer in ends)
     return [_unit(graph, wrapping, "", _around(graph, stage, FinalNorm), reshard=False, span=called, is_root=True),
-            _unit(graph, wrapping, names, ends, reshard=False, span=called)]
+            _unit(graph, wrapping, names, ends, reshard=False, span=(called[0], ends[-1]))]
 
 
 def _called(graph: ModelGraph, wrapping: Wrapping, stage: tuple[int, ...]) -> tuple[int, int]:
@@ -142,8 +167,8 @@ def _tied_again(graph: ModelGraph, wrapping: Wrapping, stage: tuple[int, ...]) -
 def _unit(graph: ModelGraph, wrapping: Wrapping, name: str, layers: list[int], *, reshard: bool | int,
           span: tuple[int, int] | None = None, is_root: bool = False, explicit: bool = False) -> Unit:
     """All tensors of `layers` but experts that are apart; `span`: first and last layer, if used beyond its own."""
-    members = ((layer, _numbers(graph, layer, lambda t: not _is_apart(wrapping, t), tied=wrapping.ties_again))
-               for layer in layers)
+    members = ((layer, _numbers(graph, layer, lambda t: not (t.rests or _is_apart(wrapping, t)),
+                                tied=wrapping.ties_again)) for layer in layers)
     first, last = span or (layers[0], layers[-1])
     return Unit(name, tuple(m for m in members if m[1]), first, last, "dp_shard_cp",
                 "dp_replicate" if wrapping.replicates else "", reshard, is_root=is_root, explicit=explicit,

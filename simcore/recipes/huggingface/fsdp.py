@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
+from simcore.models.vision.towers import tower_of
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, read_rows
@@ -28,6 +29,7 @@ _OF_TAILS: Final = ("accelerate", "trl")
 """Formats that are read as of accelerate 1.15.0; axolotl puts a function of its own in the place of accelerate's."""
 _CLASSES: Final = ("transformer_layer_cls_to_wrap", "transformer_cls_names_to_wrap")
 _IS_PART: Final = re.compile(r"(Moe|MoE|Moe?Block|MLP|Mlp|Attention|Experts)\b")
+_OF_TOWER: Final = re.compile(r"Vision|Siglip|Pixtral|CLIP")
 _FILES: Final = ("state_dict_type", "final_state_dict_type", "cpu_ram_efficient_loading", "sync_module_states",
                  "transformer_layer_cls_to_wrap", "cpu_offload_pin_memory", "min_num_params",
                  "transformer_cls_names_to_wrap", "version", "xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt")
@@ -112,6 +114,9 @@ def _read_wrap(reader: Reader, draft: Draft, plugin: Plugin, *, second: bool) ->
             named = _either(reader, plugin, name)
             if named is not None and _IS_PART.search(str(named.value)):
                 draft.refuse(named, f"units that are parts of a layer ({named.value})")
+            elif named is not None and second and _leaves_tower(draft, named):
+                draft.infer("framework_options.wrap_tower", "root", "the decoder's layers alone are named", named,
+                            source="accelerate 1.15.0 utils/fsdp_utils.py fsdp2_prepare_auto_wrap_policy")
             else:
                 draft.idle(named, "the layers, of which each is a unit")
     elif policy == "NO_WRAP" and not second:
@@ -124,6 +129,11 @@ def _read_wrap(reader: Reader, draft: Draft, plugin: Plugin, *, second: bool) ->
     else:
         draft.fail(reader.document.path, "not yet: FSDP 2 without auto_wrap_policy, where all of the "
                                          f"model is one unit ({plugin.release})")
+
+
+def _leaves_tower(draft: Draft, named: Taken[Any]) -> bool:
+    """True if the model has a vision tower, and no class that is named is one of its layers."""
+    return bool(tower_of(draft.named_model)) and not _OF_TOWER.search(str(named.value))
 
 
 def _read_offload(reader: Reader, draft: Draft, plugin: Plugin) -> None:

@@ -105,3 +105,17 @@ def test_freeze_mm_modules_freezes_a_tower_that_would_be_trained(tmp_path: Path)
     assert values["framework_options"]["autocast"] is True  # LayerNorms of the tower are fp32 under it
     values = imported(tmp_path, f"{RECIPE}freeze_mm_modules: true\n", ASKED).values
     assert "frozen" not in values["training"]
+
+
+def test_a_tower_is_in_the_root_where_the_decoder_alone_is_named(tmp_path: Path) -> None:
+    """Under FSDP 2; a tower's class beside it, or none at all, leaves the layers of the tower units."""
+    full = [line for line in RECIPE.splitlines() if not line.startswith(("adapter", "lora_", "processor", "gradient"))]
+    text = "\n".join(full).replace("Qwen/Qwen3-VL-4B-Instruct", "google/gemma-3-12b-it") + "\nbf16: true\n"
+    block = "fsdp_version: 2\nfsdp_config:\n  auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  reshard_after_forward: true\n"
+    for named, wrapped in (("Gemma3DecoderLayer", "root"), ("Gemma3DecoderLayer,SiglipEncoderLayer", None), ("", None)):
+        line = f"  transformer_layer_cls_to_wrap: {named}\n" * bool(named)
+        file = tmp_path / "mine.yaml"
+        file.write_text(f"{text}{block}{line}", encoding="utf-8")
+        values = import_recipe([str(file)], Answers.of_options(8, None, "dgx-h100", {})).values
+        assert values["training"]["images"] == 0
+        assert values["framework_options"].get("wrap_tower") == wrapped, named
