@@ -24,7 +24,7 @@ _MODULES: Final = {
     "nemotron-nas": "nemotron_nas", "nemotron_h": "nemotron_h", "olmo2": "llama", "olmo3": "llama", "olmoe": "qwen",
     "phi": "phi3", "phi3": "phi3", "qwen2": "qwen", "qwen2_moe": "qwen", "qwen3": "qwen",
     "qwen3_5_moe_text": "qwen3_next", "qwen3_5_text": "qwen3_next", "qwen3_moe": "qwen", "qwen3_next": "qwen3_next",
-    "seed_oss": "llama", "starcoder2": "mistral", "step3p5": "windowed.step", "zamba2": "zamba2",
+    "seed_oss": "llama", "smollm3": "llama", "starcoder2": "mistral", "step3p5": "windowed.step", "zamba2": "zamba2",
 }
 """The module in `families` of each `model_type`, which is loaded when a configuration has it."""
 _WITH_TOWERS: Final = {

@@ -98,7 +98,8 @@ FULL = ("llama-3.1-8b", "llama-3.2-3b", "llama-3.2-1b", "llama-2-7b", "llama-3-7
 TIED = ("llama-3.2-3b", "llama-3.2-1b")
 EXPERTS = {"qwen3-30b-a3b": ("num_experts", 128, 8), "mixtral-8x7b": ("num_local_experts", 8, 2),
            "nemotron3-tiny": ("n_routed_experts", 8, 2), "nemotron3-nano-30b-a3b": ("n_routed_experts", 128, 6)}
-LINEARS = {"phi-3-mini-4k": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
+LINEARS = {"pythia-1.4b": ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
+           "phi-3-mini-4k": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
            "nemotron3-tiny": (*ATTENTION, "up_proj", "down_proj"),
            "nemotron3-nano-30b-a3b": (*ATTENTION, "up_proj", "down_proj"),
            "qwen3-30b-a3b": ATTENTION, "mixtral-8x7b": ATTENTION}

@@ -48,6 +48,7 @@ TARGETS = (
     Target("fsdp2/families-torch-2.13.0.json", "fsdp2"),
     Target("fsdp2/gemma4-experts-torch-2.13.0.json", "drawn_fsdp2"),
     Target("fsdp2/minimax-torch-2.13.0.json", "drawn_fsdp2"),
+    Target("fsdp2/neox-torch-2.13.0.json", "drawn_fsdp2"),
     Target("fsdp2/gemma4-experts-fresh-torch-2.13.0.json", "drawn_fsdp2"),
     Target("placement/automodel-0.7.0.json", "automodel"),
     Target("placement/automodel-pp-0.7.0.json", "automodel"),

@@ -8,7 +8,8 @@ attention and MLP alone, and over all heads of query and of key together; rotary
 Hunyuan (`models/hunyuan_v1_dense`): norms of query and key behind their rotation. Nemotron (`models/nemotron`):
 LayerNorm by one more than its weight, relu squared, half of a head is rotated. OLMo 3 (`models/olmo3`): OLMo 2 with a
 window in three layers of four, and rotary tables for each kind. Llama 4's language model (`models/llama4`): experts
-chosen by sigmoid beside a shared one, in every layer or every second one, and layers that rotate nothing.
+chosen by sigmoid beside a shared one, in every layer or every second one, and layers that rotate nothing. SmolLM3
+(`models/smollm3`): Llama's layers, of which each fourth rotates nothing.
 """
 
 from __future__ import annotations
@@ -132,6 +133,20 @@ def _llama4(config: Config) -> Architecture:
     return chain(config, "llama4_text", layers, mixer.head_dim)
 
 
-_OTHERS = {"llama4_text": _llama4, "seed_oss": _seed_oss, "olmo3": _olmo3, "arcee": _arcee, "nemotron": _nemotron}
+def _smollm3(config: Config) -> Architecture:
+    """Layers of SmolLM3; a 1 in `no_rope_layers` rotates, without a list all but each last of so many do."""
+    config.refuse("attention_bias", "mlp_bias", "use_sliding_window")
+    mixer, dense, count = attention(config), mlp(config), config.integer("num_hidden_layers")
+    every = config.integer("no_rope_layer_interval", default=4)
+    turned = config.fields.get("no_rope_layers") or [int((i + 1) % every != 0) for i in range(count)]
+    if not isinstance(turned, list) or len(turned) < count:
+        raise config.fail("no_rope_layers", f"expected a list of {count} numbers, got {turned!r}")
+    kinds = (replace(decoder_layer("smollm3", replace(mixer, rotary=False), dense), tables=mixer.head_dim),
+             decoder_layer("smollm3", mixer, dense))
+    return chain(config, "smollm3", [kinds[bool(turned[i])] for i in range(count)], mixer.head_dim, tied=True)
+
+
+_OTHERS = {"smollm3": _smollm3, "llama4_text": _llama4, "seed_oss": _seed_oss, "olmo3": _olmo3, "arcee": _arcee,
+           "nemotron": _nemotron}
 _SLIDING, _FULL = "sliding_attention", "full_attention"
-FAMILY = ModelFamily(architecture)
+FAMILY = ModelFamily(architecture, further_fields=("no_rope_layer_interval",))

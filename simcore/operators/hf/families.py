@@ -128,8 +128,9 @@ def _attention_of_gpt_neox(tape: Tape, run: LayerWorkload, branch: Branch, input
     assert inputs.sin is not None
     core = _eager_core(tape, run, inputs.mask, held, by_heads=True) if has_eager_attention(run) else (
         lambda *parts: aten.contiguous(tape, layers.core_of(tape, run, block, parts, inputs.mask), "attention"))
-    return gpt_neox.attention(tape, block, inputs.hidden, (inputs.cos, inputs.sin), lambda part, x: layers.linear(
-        tape, run, f"{branch.name}.{part}", x), core), held
+    out = gpt_neox.attention(tape, block, inputs.hidden, (inputs.cos, inputs.sin), lambda part, x: layers.linear(
+        tape, run, f"{branch.name}.{part}", x), core)
+    return aten.dropout(tape, out) if inputs.drops else out, held
 
 
 def _norming(*, late: bool) -> BranchFunction:

@@ -16,7 +16,7 @@ from .steps.defaults import FSDP2_DEFAULTS
 Row = dict[str, Any]
 
 PHASES = ("fwd", "bwd", "fwd_bwd", "opt", "step")
-LAYER = re.compile(r"^model\.layers\.(\d+)$")
+LAYER = re.compile(r"^(?:model|gpt_neox)\.layers\.(\d+)$")
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:

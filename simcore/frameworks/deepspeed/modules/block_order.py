@@ -232,7 +232,8 @@ def _of_expert(linear: Linear, expert: int) -> Linear:
 def refuse_further(kind: LayerKind) -> None:
     """Raises NotYet for layers of which modules are called in an order that was not measured."""
     for said, what in ((kind.own_input, "inputs of single layers"), (kind.streams, "several residual streams"),
-                       (kind.shared, "a transformer that layers share")):
+                       (kind.shared, "a transformer that layers share"),
+                       (kind.family == "gpt_neox" and kind.branches, "layers of GPT-NeoX")):
         if said:
             raise NotYet(Problem("model", f"not yet: {what} under DeepSpeed, whose hooks follow the order of modules; "
                                  "placement is served"))

@@ -32,8 +32,8 @@ def attention(tape: Tape, block: Attention, x: Tensor, tables: tuple[Tensor, Ten
 def _rotated(tape: Tape, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     (q_turned, q_rest), (k_turned, k_rest) = (_parts(tape, x, cos.shape[-1]) for x in (q, k))
     q_out, k_out = aten.rotate_halves(tape, q_turned, cos, sin), aten.rotate_halves(tape, k_turned, cos, sin)
-    q_out = aten.cat(tape, q_out, q_rest)
-    k_out = aten.cat(tape, k_out, k_rest)
+    q_out = aten.cat(tape, q_out, aten.cast(tape, q_rest, q_out.dtype))  # autocast joins in the wider type
+    k_out = aten.cat(tape, k_out, aten.cast(tape, k_rest, k_out.dtype))
     return q_out, k_out
 
 
