@@ -209,13 +209,9 @@ class Optimizer(Block):
     )
 
     @model_validator(mode="after")
-    def _decays(self) -> Optimizer:
-        if self.weight_decay is not None and not OPTIMIZERS[self.name].decayed:
-            raise ValueError(f"weight_decay: {self.name}'s changes no bytes: expected name: {', '.join(DECAYED)}")
-        return self
-
-    @model_validator(mode="after")
     def _projects(self) -> Optimizer:
+        if self.weight_decay is not None and self.name not in DECAYED:
+            raise ValueError(f"weight_decay: {self.name}'s changes no bytes: expected name: {', '.join(DECAYED)}")
         if self.low_rank is None:
             return self
         if self.name not in LOW_RANK:
