@@ -101,6 +101,7 @@ OWN: Final[dict[str, tuple[Any, ...]]] = {
     "training.lora.target_modules": (["q_proj"], ["linear_qkv"]),
     "training.lora.exclude_modules": (["*q_proj*"], ["*qkv*"]), "training.lora.modules_to_save": (["lm_head"],),
     "training.global_batch_size": (16, 32, 8), "training.optimizer.momentum": (0.9, 0.0),
+    "training.optimizer.weight_decay": (0.1, 0.0),
     "training.optimizer.low_rank.target_modules": (["q_proj"], ["down_proj"]),
     "training.offload.params": ("host", "nvme"), "training.offload.optimizer": ("host", "nvme"),
     "training.offload.gradients": ("host", "nvme"), "training.offload.activations": ("host",),

@@ -1,4 +1,4 @@
-"""States and steps of Lion, AdEMAMix, RMSprop and Adagrad: `tests/truth/probe_optimizers.py`."""
+"""States and steps of Lion, AdEMAMix, RMSprop, Adagrad and SGD: `tests/truth/probe_optimizers.py`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.placement.optimizer_step import made_after_backward
 from simcore.placement.plan import Plan
 
-TRUTH: dict[str, Any] = {name: case for file in ("shaped", "drawn-shaped", "drawn-flat") for name, case in json.loads(
+FILES: Final = ("shaped", "drawn-shaped", "drawn-flat", "drawn-decayed")
+TRUTH: dict[str, Any] = {name: case for file in FILES for name, case in json.loads(
     (ROOT / f"tests/truth/optimizers/{file}.json").read_text(encoding="utf-8"))["cases"].items()}
 REFUSED: Final = {name: case for name, case in TRUTH.items() if "refused" in case["found"]}
 ADAGRAD: Final = {name: case for name, case in TRUTH.items() if case["found"].get("left")}
@@ -41,7 +42,8 @@ def optimizer_of(name: str, *, away: bool = False) -> dict[str, Any]:
                 "paged": "paged" in words}
     form = next(words for words in ("fused", "foreach", "loop") if words in name)
     return {"name": kind, "implementation": "for_loop" if form == "loop" else form,
-            **({"momentum": 0.9} if "momentum" in words else {})}
+            **({"momentum": 0.9} if "momentum" in words else {}),
+            **({"weight_decay": 0.1} if "decay" in words else {})}
 
 
 def asked(case: dict[str, Any]) -> tuple[str, dict[str, int], dict[str, Any]]:
@@ -106,9 +108,10 @@ def test_flat_parts_have_upstreams_states_and_copies(name: str) -> None:
     if case["found"]["steps"]:
         plan = plan_of(case)
         held = [size for owner, _, size in small.postings(program, "sqrt_exp_avg_sq") if size > 0]
-        assert held == ([optimizer_sizes(plan).held] if framework == "zero0" else [
-            4 * part * max(form_of(plan).at_once, form_of(plan).of_one) for part in updated_parts(plan)])
-        assert held == case["found"]["steps"]
+        own = [optimizer_sizes(plan).held] if framework == "zero0" else [
+            4 * part * max(form_of(plan).at_once, form_of(plan).of_one) for part in updated_parts(plan)]
+        assert own == case["found"]["steps"]
+        assert held == [size for size in own if size]
 
 
 @pytest.mark.parametrize("name", AWAY)

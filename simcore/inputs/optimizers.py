@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
-__all__ = ["AS_STORED", "LOW_RANK", "OPTIMIZERS", "SIZING_STATES", "OptimizerKind", "StepForm", "optimizers_of"]
+__all__ = ["AS_STORED", "DECAYED", "LOW_RANK", "OPTIMIZERS", "SIZING_STATES", "OptimizerKind", "StepForm",
+           "optimizers_of"]
 
 AS_STORED: Final = "as each parameter is stored"
 """Format of moments that torch makes: `zeros_like` of the parameter."""
@@ -45,9 +46,10 @@ class OptimizerKind:
     kept only if momentum is not 0. `matrix_states`: kept of a matrix of a hidden layer in place of `states`; empty:
     matrices are updated like other parameters. `host_states`: kept by DeepSpeed's optimizer for CPUs, () if it has
     none. `sized_by`: the state in whose format `forms` hold copies, or "". `forms`: implementations of torch's
-    library and what their steps hold, by name. `code`: the file that they are of. `is_paged`: bitsandbytes has it
-    with paged states. `is_early`: states are made with the optimizer, not in the first step. `layerwise`: each
-    parameter is updated unsharded, by one data-parallel rank. `cpu_passes`: times that an unfused step on a CPU
+    library and what their steps hold, by name; `decayed`: the same with a weight decay that is added to a copy of the
+    gradients, empty where it changes no bytes. `code`: the file that they are of. `is_paged`: bitsandbytes has it with
+    paged states. `is_early`: states are made with the optimizer, not in the first step. `layerwise`: each parameter is
+    updated unsharded, by one data-parallel rank. `cpu_passes`: times that an unfused step on a CPU
     reads or writes all elements, counted in `code`. `extents`: (state, word in `placement/extent.py`) of states
     that have another shape than their parameter. `flat_states`: kept in place of `states` where the optimizer sees
     parts of flat parameters, which have one dimension; empty: the same. `projects`: matrices that a scenario names
@@ -62,6 +64,7 @@ class OptimizerKind:
     host_states: tuple[str, ...] = ()
     sized_by: str = ""
     forms: Mapping[str, StepForm] = field(default_factory=dict)
+    decayed: Mapping[str, StepForm] = field(default_factory=dict)
     code: str = ""
     is_paged: bool = True
     is_early: bool = False
@@ -96,6 +99,8 @@ _ADAM: Final = OptimizerKind(
     ("torch", "te", "deepspeed", "bitsandbytes", "torchao", "flashoptim"), _MOMENTS, host_states=_MOMENTS,
     sized_by="exp_avg_sq", code="torch 2.13 optim/adam.py",
     forms={"foreach": StepForm(at_once=1, passes=(7, 6)), "fused": StepForm(), "for_loop": _LOOP})
+_FUSED_SGD: Final = StepForm(
+    stops_sharded="Operator aten._fused_sgd_.default does not have a sharding strategy registered")
 _MUON: Final = OptimizerKind(
     ("torch", "te"), _MOMENTS, matrix_states=("momentum_buffer",), sized_by="exp_avg_sq", code=_ADAM.code,
     forms={**_ADAM.forms, "foreach": StepForm(at_once=1)})
@@ -103,7 +108,10 @@ OPTIMIZERS: Final[Mapping[str, OptimizerKind]] = MappingProxyType({
     "adamw": _ADAM,
     "adam": _ADAM,
     "sgd": OptimizerKind(("torch", "te"), momentum_states=("momentum_buffer",), cpu_passes=11,
-                         code="torch 2.13 optim/sgd.py", forms=dict.fromkeys(_ADAM.forms, StepForm())),
+                         code="torch 2.13 optim/sgd.py",
+                         forms={"foreach": StepForm(), "fused": _FUSED_SGD, "for_loop": StepForm()},
+                         decayed={"foreach": StepForm(at_once=1, passes=(5, 6)), "fused": _FUSED_SGD,
+                                  "for_loop": StepForm(of_one=1, passes=(5, 6))}),
     "muon": _MUON,
     "dist_muon": replace(_MUON, libraries=("te",), layerwise=True),
     "lion": OptimizerKind(
@@ -114,13 +122,17 @@ OPTIMIZERS: Final[Mapping[str, OptimizerKind]] = MappingProxyType({
     "rmsprop": OptimizerKind(
         ("torch", "bitsandbytes"), ("square_avg",), ("momentum_buffer",), sized_by="square_avg", cpu_passes=13,
         code="torch 2.13 optim/rmsprop.py", is_paged=False,
-        forms={"foreach": StepForm(at_once=1, passes=(9, 4)), "for_loop": StepForm(of_one=1, left=1, passes=(9, 4))}),
+        forms={"foreach": StepForm(at_once=1, passes=(9, 4)), "for_loop": StepForm(of_one=1, left=1, passes=(9, 4))},
+        decayed={"foreach": StepForm(at_once=2, passes=(9, 7)),
+                 "for_loop": StepForm(of_one=2, left=1, passes=(9, 7))}),
     "adagrad": OptimizerKind(
         ("torch",), ("sum",), host_states=("exp_avg_sq",), sized_by="sum", cpu_passes=11, is_early=True,
         code="torch 2.13 optim/adagrad.py",
         forms={"foreach": StepForm(at_once=2, passes=(7, 6)), "fused": StepForm(stops_sharded=(
                    "Operator aten._fused_adagrad_.default does not have a sharding strategy registered")),
-               "for_loop": StepForm(of_one=1, left=1, passes=(7, 4))}),
+               "for_loop": StepForm(of_one=1, left=1, passes=(7, 4))},
+        decayed={"foreach": StepForm(at_once=2, passes=(7, 9)), "fused": StepForm(),
+                 "for_loop": StepForm(of_one=2, left=1, passes=(7, 7))}),
     "adafactor": OptimizerKind(
         ("transformers",), ("exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq", "RMS"), sized_by="exp_avg_sq",
         extents=(("exp_avg_sq_row", "rows"), ("exp_avg_sq_col", "columns"), ("exp_avg_sq", "vectors"), ("RMS", "one")),
@@ -139,6 +151,9 @@ moment that nothing reads (0.19.6 `ops/lion/cpu_lion.py`). Measured: `tests/trut
 
 LOW_RANK: Final = tuple(name for name, kind in OPTIMIZERS.items() if kind.projects)
 """Names of optimizers that project gradients of matrices to a low rank."""
+
+DECAYED: Final = tuple(name for name, kind in OPTIMIZERS.items() if kind.decayed)
+"""Names of torch's optimizers that add weight decay to a copy of the gradients (2.13 `optim/sgd.py`, `rmsprop.py`)."""
 
 SIZING_STATES: Final = frozenset(kind.sized_by for kind in OPTIMIZERS.values() if kind.sized_by)
 """Names of states in whose format a step holds copies."""

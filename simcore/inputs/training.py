@@ -23,7 +23,7 @@ from simcore.inputs.block import (
     PatternOrAuto,
 )
 from simcore.inputs.bounds import BATCH, BLOCK, EPOCHS, FACTOR, IMAGE, LAYERS, LORA_RANK, SEQ_LEN, TOKENS
-from simcore.inputs.optimizers import LOW_RANK, OPTIMIZERS
+from simcore.inputs.optimizers import DECAYED, LOW_RANK, OPTIMIZERS
 
 __all__ = ["Capacity", "DType", "Draws", "Imbalance", "Lengths", "Lora", "LowRank", "Observed", "Offload",
            "OffloadPart", "Optimizer", "Pipeline", "Precision", "Quantization", "Recompute", "Routing", "Seed",
@@ -200,6 +200,9 @@ class Optimizer(Block):
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = Field(
         default=None, description="Momentum of sgd, rmsprop: 0 keeps no buffer; left out: the framework's own"
     )
+    weight_decay: Annotated[float, Field(ge=0)] | None = Field(
+        default=None, description="Of sgd, rmsprop, adagrad, whose step copies gradients for it; left out: 0"
+    )
     paged: bool = Field(default=False, description="States in memory that the driver pages to the host")
     low_rank: LowRank | None = Field(
         default=None, description="Projection of gradients by galore and apollo; left out: each of its keys' own"
@@ -207,6 +210,8 @@ class Optimizer(Block):
 
     @model_validator(mode="after")
     def _projects(self) -> Optimizer:
+        if self.weight_decay is not None and self.name not in DECAYED:
+            raise ValueError(f"weight_decay: {self.name}'s changes no bytes: expected name: {', '.join(DECAYED)}")
         if self.low_rank is None:
             return self
         if self.name not in LOW_RANK:

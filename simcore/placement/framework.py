@@ -160,7 +160,8 @@ class Optimizer:
     `name`: as in the scenario. `implementation`: foreach, fused, for_loop, te, or a library of 8-bit kernels.
     `grad_copy`: 16-bit gradients are copied to fp32 for the step. `late_master`: the fp32 master weights are allocated
     in the first step, like the moments, not when the optimizer is built. `groups_apart`: parameters that are not
-    sharded are a separate parameter group. `ahead`: Muon's updates look ahead (Nesterov).
+    sharded are a separate parameter group. `ahead`: Muon's updates look ahead (Nesterov). `decays`: a weight decay is
+    added to a copy of the gradients.
     """
 
     name: str
@@ -169,6 +170,7 @@ class Optimizer:
     late_master: bool = False
     groups_apart: bool = False
     ahead: bool = False
+    decays: bool = False
 
 
 @dataclass(frozen=True, slots=True)

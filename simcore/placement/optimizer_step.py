@@ -50,6 +50,7 @@ def step_of(placed: Placed, implementation: str) -> Step:
 
 
 def moment_dtype(placed: Placed) -> str:
-    """Returns the dtype of the state that a step holds copies of; without one, of the parameter at rest."""
-    return next((layout.dtype for name, layout in placed.policy.optimizer_states if name in SIZING_STATES),
-                placed.policy.at_rest.dtype)
+    """Returns the dtype of the state that a step holds copies of; without one, of its master or itself at rest."""
+    states = dict(placed.policy.optimizer_states)
+    sizing = next((name for name in states if name in SIZING_STATES), "master_param")
+    return states[sizing].dtype if sizing in states else placed.policy.at_rest.dtype

@@ -38,7 +38,7 @@ FULL: dict[str, Any] = {
         "precision": {"params": "fp32", "experts": "fp8", "compute": "bf16", "grad_reduce": "fp32",
                       "main_grads": "fp32"},
         "optimizer": {"name": "adamw", "implementation": "te", "master": "fp32", "moments": "bf16", "paged": True,
-                      "momentum": None, "low_rank": None},
+                      "momentum": None, "weight_decay": None, "low_rank": None},
         "offload": {"params": "host", "optimizer": {"space": "nvme", "fraction": 0.5}, "gradients": "none",
                     "activations": "none"},
         "frozen": ["model.embed_tokens", "*norm*"],

@@ -3,12 +3,14 @@
     python tests/truth/probe_optimizers.py > tests/truth/optimizers/shaped.json
     python tests/truth/probe_optimizers.py drawn > tests/truth/optimizers/drawn-shaped.json
     python tests/truth/probe_optimizers.py flat > tests/truth/optimizers/drawn-flat.json
+    python tests/truth/probe_optimizers.py decayed > tests/truth/optimizers/drawn-decayed.json
 
 One CPU; the process group is torch's fake one. Small Llamas of transformers are wrapped (none: each GPU has a copy;
 torch's fully_shard or FullyShardedDataParallel on each layer and the rest), gradients are zeros, two steps run.
-`LION_PYTORCH` names the folder where lion-pytorch 0.2.5 is unpacked, if it is not installed. bitsandbytes makes its
-states and takes no step but over DTensors, at which it stops: on a CPU its kernels are others than a GPU's. A CPU has
-no managed memory: see `probe_zero_states.py`, which the cases of DeepSpeed's stages are run by.
+`decayed`: SGD, RMSprop and Adagrad of torch with a weight decay, by two seeds. `LION_PYTORCH` names the folder where
+lion-pytorch 0.2.5 is unpacked, if it is not installed. bitsandbytes makes its states and takes no step but over
+DTensors, at which it stops: on a CPU its kernels are others than a GPU's. A CPU has no managed memory: see
+`probe_zero_states.py`, which the cases of DeepSpeed's stages are run by.
 `built`, `states`: bytes of states once the optimizer is made, after two steps; `managed`: of these in managed memory;
 `steps`: the most bytes that each of two steps has made and not freed, of the first with states; of DeepSpeed's stages
 the second step, part by part. `left`: states of an optimizer that DeepSpeed has replaced and still holds.
@@ -41,6 +43,13 @@ SEEDS, COUNT = {"o": 20270311, "p": 20270407}, 60
 FLAT_SEEDS, FLAT_COUNT = {"q": 20280229, "r": 20290117}, 48
 
 
+DECAYED = ("sgd_foreach", "sgd_loop", "sgd_fused", "sgd_momentum_foreach", "sgd_momentum_loop", "rmsprop_foreach",
+           "rmsprop_loop", "rmsprop_momentum_foreach", "rmsprop_momentum_loop", "adagrad_foreach", "adagrad_loop",
+           "adagrad_fused")
+
+DECAY_SEEDS = {"w": 20271204, "x": 20271205}
+
+
 def case(wrap: str, optimizer: str, ranks: int = 2, rank: int = 0, dtype: str = "bfloat16",
          model: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
     if wrap.startswith("zero"):
@@ -67,6 +76,29 @@ def drawn() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for letter, seed in SEEDS.items():
         found |= _drawn(letter, random.Random(seed))
+    return found
+
+
+def decayed() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for letter, seed in DECAY_SEEDS.items():
+        found |= _decayed(letter, random.Random(seed))
+    return found
+
+
+def _decayed(letter: str, rng: random.Random) -> dict[str, Any]:
+    found = {}
+    for number in range(COUNT):
+        wrap, name = rng.choice((*WRAPS, *WRAPS, "zero0", "zero1", "zero2", "zero3")), rng.choice(DECAYED)
+        if wrap.startswith("zero") and name.startswith("adagrad"):
+            name = "sgd_foreach"
+        heads, ranks = rng.choice((2, 3, 4, 5)), rng.choice((1, 2, 3, 4, 5, 8, 16))
+        found[f"{letter}{number}"] = case(
+            wrap, f"{name}_decay", ranks, rng.randrange(ranks), **({} if wrap.startswith("zero") else {
+                "dtype": rng.choice(("float32", "bfloat16"))}), model={
+                "hidden_size": 64 * heads, "num_attention_heads": heads, "num_key_value_heads": heads,
+                "intermediate_size": rng.choice((400, 512, 777)), "num_hidden_layers": rng.choice((1, 2, 3)),
+                "vocab_size": rng.choice((503, 1000, 2001)), "tie_word_embeddings": rng.random() < 0.25})
     return found
 
 
@@ -117,9 +149,11 @@ def optimizer_of(name: str, parameters: Any) -> Any:
     if kind == "lion":
         from lion_pytorch import Lion
         return Lion(parameters, lr=1e-4)
-    made = {"rmsprop": torch.optim.RMSprop, "adagrad": torch.optim.Adagrad, "adamw": torch.optim.AdamW}[kind]
+    decay = {"weight_decay": 0.1} if "decay" in words else {}
+    made = {"sgd": torch.optim.SGD, "rmsprop": torch.optim.RMSprop, "adagrad": torch.optim.Adagrad,
+            "adamw": torch.optim.AdamW}[kind]
     momentum = {"momentum": 0.9} if "momentum" in words else {}
-    return made(parameters, lr=1e-4, **momentum, **(
+    return made(parameters, lr=1e-4, **momentum, **decay, **(
         {"fused": True} if "fused" in words else {"foreach": "foreach" in words}))
 
 
@@ -275,7 +309,7 @@ def main() -> None:
     torch.set_num_threads(1)
     print(with_cases({"torch": torch.__version__, "transformers": transformers.__version__, "bitsandbytes": "0.50.2",
                       "lion-pytorch": "0.2.5", "deepspeed": "0.19.6"},
-                     run_apart({"drawn": drawn, "flat": flat}[sys.argv[1]]() if sys.argv[1:] else CASES, run),
+                     run_apart({"drawn": drawn, "flat": flat, "decayed": decayed}[sys.argv[1]]() if sys.argv[1:] else CASES, run),
                      indent=" "))
 
 

@@ -180,7 +180,8 @@ def _as_updated(placed: Placed) -> list[Updated]:
 def form_of(plan: Plan) -> StepForm:
     """Returns what the step of the job's optimizer holds; nothing for one whose kernel takes whole tensors."""
     optimizer = plan.framework.optimizer
-    return OPTIMIZERS[optimizer.name].forms.get(optimizer.implementation, StepForm())
+    kind = OPTIMIZERS[optimizer.name]
+    return (kind.decayed if optimizer.decays else kind.forms).get(optimizer.implementation, StepForm())
 
 
 def _clipped(placed: Placed) -> int:
@@ -233,7 +234,7 @@ def step_temporaries(plan: Plan, tables: Tables, builder: Builder, sizes: tuple[
     size = dtype_bytes(plan.framework.compute_dtype)
     form = form_of(plan)
     held = 4 * part * max(form.at_once, form.of_one)
-    moved = (4 + 2 * _master_and_moments(plan) + size) * part
+    moved = (4 + 2 * _master_and_moments(plan) + size + 12 * plan.framework.optimizer.decays) * part
     if plan.framework.optimizer.name in STEPS:
         own = sizes_of(STEPS[plan.framework.optimizer.name], [Updated("flat part", (part,), 4, 4)])
         held, moved = own.held, own.moved + (4 + size) * part

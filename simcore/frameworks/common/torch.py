@@ -114,19 +114,32 @@ def torch_optimizer(job: Draft, source: str, default: str = "foreach", *, plain:
         raise job.not_yet("training.optimizer.momentum", f"momentum of {optimizer.name}: it changes no bytes")
     if "transformers" in kept.libraries:
         return _of_trainer(job)
+    _check_decay(job, plain=plain)
     if _low_bit(job, plain=plain):
         return Optimizer(optimizer.name, _checked_low_bit(job, plain=plain))
     if optimizer.implementation not in ("auto", "foreach", "fused", "for_loop"):
         raise job.not_yet("training.optimizer.implementation", f"{optimizer.implementation} under {framework}")
     if "te" not in kept.libraries:  # `source` is about Adam, SGD and Muon
         default, source = default if default in kept.forms else next(iter(kept.forms), ""), kept.code
+    if optimizer.name == "sgd":  # torch's own default, which no trainer changes
+        default, source = "foreach", kept.code
     kind = job.auto("training.optimizer.implementation", optimizer.implementation, default, source)
     if kind not in kept.forms:
         raise job.illegal("training.optimizer.implementation", f"{kind}: {optimizer.name} has "
                           f"{' and '.join(kept.forms) or 'the kernels of bitsandbytes alone'}", kept.code)
     if kept.forms[kind].stops_sharded and not plain:
         raise job.illegal("training.optimizer.implementation", kept.forms[kind].stops_sharded, _SHARDED)
-    return Optimizer(optimizer.name, kind if kept.sized_by else "fused")
+    return Optimizer(optimizer.name, kind if kept.sized_by or optimizer.weight_decay else "fused",
+                     decays=bool(optimizer.weight_decay))
+
+
+def _check_decay(job: Job, *, plain: bool) -> None:
+    """Refuses a weight decay in a kernel of bitsandbytes, where it changes no bytes, and that of a step on the host."""
+    at, optimizer = "training.optimizer.weight_decay", job.scenario.training.optimizer
+    if optimizer.weight_decay is not None and _low_bit(job, plain=plain):
+        raise job.not_yet(at, f"weight decay of bitsandbytes' {optimizer.name}: it changes no bytes")
+    if optimizer.weight_decay and job.scenario.training.offload.part("optimizer")[1]:
+        raise job.not_yet(at, f"weight decay of {optimizer.name} on the host")
 
 
 def _of_trainer(job: Draft) -> Optimizer:

@@ -343,6 +343,8 @@ def _optimizer(job: Draft, strategy: ZeroStrategy) -> Optimizer:
     name, kind = job.scenario.training.optimizer.name, job.scenario.training.optimizer.implementation
     if not OPTIMIZERS[name].host_states:
         raise _of_client(job, "name", name)
+    if job.scenario.training.optimizer.weight_decay is not None:
+        raise job.not_yet("training.optimizer.weight_decay", f"weight decay of {name} on the host")
     served = ("auto", "cpu") if strategy.swap_buffers or not OPTIMIZERS[name].is_adam else (
         "auto", "cpu", "fused", "for_loop")
     if kind not in served and kind in OPTIMIZERS[name].forms:

@@ -15,7 +15,8 @@ from simcore.frameworks.common.afterwards import trainer_afterwards
 from simcore.frameworks.common.checkpoint_files import plain_files
 from simcore.frameworks.common.kernels import torch_libraries
 from simcore.frameworks.common.liger import loss_with
-from simcore.frameworks.common.low_rank.refusals import APART, NOT_SERVED
+from simcore.frameworks.common.low_rank.refusals import APART, SERVED
+from simcore.frameworks.common.low_rank.rules import of_projections, projecting
 from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, is_packed
 from simcore.frameworks.common.torch import (
     States,
@@ -68,9 +69,9 @@ def whole_table(job: Draft) -> Framework:
     strategy = _strategy(job, options)
     return Framework(
         name="zero0", version=VERSIONS[0],
-        rules=experts.with_experts(job, _rules(
+        rules=projecting(job, experts.with_experts(job, _rules(
             strategy.axis or AXIS, job.compute, states_of(job, plain=True), packed_weights(job, options),
-            cuts_of(job.graph) if job.mesh.tp > 1 else (), casts=strategy.casts)),
+            cuts_of(job.graph) if job.mesh.tp > 1 else (), casts=strategy.casts))),
         units=(),
         strategy=strategy,
         optimizer=_optimizer(job, strategy),
@@ -88,7 +89,7 @@ def whole_table(job: Draft) -> Framework:
         files=experts.files_of(job, plain_files(job)),
         afterwards=trainer_afterwards(job, job.compute, whole=True),
         libraries=torch_libraries(job, options),
-        assumptions=experts.assumptions(job),
+        assumptions=(*experts.assumptions(job), *of_projections(job)),
     )
 
 
@@ -131,7 +132,7 @@ def _optimizer(job: Draft, strategy: WholeStrategy) -> Optimizer:
                           "one fused kernel (torch_adam: true for torch's)", "deepspeed 0.19.6 ops/adam/fused_adam.py")
     return own_optimizer(job) or torch_optimizer(
         job, "transformers 5.23 training_args.py: adamw_torch_fused from torch 2.8 on; deepspeed 0.19.6 "
-        "ops/adam/fused_adam.py", "fused", plain=True, low_rank=APART if job.compute == "bf16" else NOT_SERVED)
+        "ops/adam/fused_adam.py", "fused", plain=True, low_rank=SERVED if job.compute == "fp32" else APART)
 
 
 @lru_cache(maxsize=64)

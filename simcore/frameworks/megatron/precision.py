@@ -152,6 +152,8 @@ def _check_plain(job: Job, *, scatter: bool) -> None:
 def _check_sgd(job: Draft, *, scatter: bool) -> None:
     """Momentum is sgd's alone; its default keeps a buffer."""
     optimizer = job.scenario.training.optimizer
+    if optimizer.weight_decay is not None:
+        raise job.not_yet("training.optimizer.weight_decay", f"weight decay of Megatron's {optimizer.name}")
     if OPTIMIZERS[optimizer.name].momentum_states:
         if scatter:
             raise job.illegal("training.optimizer.name", f"{optimizer.name}: Only Adam and "

@@ -9,7 +9,7 @@ from simcore.recipes.automodel.flash_adam import names_flash_adam, read_flash_ad
 from simcore.recipes.automodel.fused_adam import names_fused_adam, read_fused_adam
 from simcore.recipes.automodel.model import BY_BACKEND
 from simcore.recipes.draft import Draft
-from simcore.recipes.huggingface.optimizers import check_decay
+from simcore.recipes.huggingface.optimizers import read_decay
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, Off, On, Says, Unmodelled, read_rows
 
@@ -62,8 +62,8 @@ def read_optimizer(reader: Reader, draft: Draft) -> None:
         draft.default("training.optimizer.implementation", "for_loop", "lion-pytorch 0.2.5", "lion_pytorch.py")
     else:
         read_implementation(reader, draft, "optimizer.")
-    check_decay(reader, draft, name, "optimizer.weight_decay")
     read_rows(reader, draft, OPTIMIZER_ROWS)
+    read_decay(reader, draft, name, "optimizer.weight_decay")
     if draft.refuses("optimizer._target_"):
         draft.idle(reader.matching("optimizer.*"), "settings of an optimizer that is refused")
 

@@ -10,8 +10,9 @@ from simcore.recipes.huggingface.low_rank.trainer import LOW_RANK, read_low_rank
 from simcore.recipes.huggingface.optimizers import (
     OPTIMIZERS,
     SOURCE,
-    check_decay,
+    holds_states_on_host,
     read_clipping,
+    read_decay,
     write_optimizer,
     write_wide_states,
 )
@@ -34,7 +35,6 @@ def read_optimizer(reader: Reader, draft: Draft, sharding: Sharding) -> None:
     """Writes the optimizer; one that has another kind of states is refused, one of DeepSpeed's own goes before it."""
     named = reader.text("optimizer")
     read_clipping(reader, draft, "max_grad_norm")
-    check_decay(reader, draft, named.value if named else "", "weight_decay")
     zero = sharding.zero
     if named is not None and named.value in LOW_RANK and not (zero and zero.has_optimizer):
         read_low_rank(reader, draft, named)
@@ -46,11 +46,13 @@ def read_optimizer(reader: Reader, draft: Draft, sharding: Sharding) -> None:
         draft.idle(named, "DeepSpeed's configuration names an optimizer")
     elif zero is not None and (named is None or named.value in OPTIMIZERS):
         write_optimizer(draft, zero, named, "axolotl 067b021c", "utils/schemas/training.py optimizer")
+        read_decay(reader, draft, named.value if named and not holds_states_on_host(draft) else "", "weight_decay")
     elif named is None:
         draft.default("training.optimizer", {"name": "adamw", "implementation": "fused"}, "axolotl 067b021c",
                       "utils/schemas/training.py optimizer: adamw_torch_fused")
     elif named.value in OPTIMIZERS:
         draft.put("training.optimizer", named, OPTIMIZERS[named.value], SOURCE)
+        read_decay(reader, draft, named.value, "weight_decay")
         write_wide_states(draft, sharding.shards, "transformers 5.14.1")
     elif named.value in _UNHANDLED:
         draft.use(named)

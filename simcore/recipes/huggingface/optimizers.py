@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from simcore.inputs.optimizers import DECAYED
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.huggingface.zero import Zero
 from simcore.recipes.reader import Reader, Taken
 
-__all__ = ["CLIP", "DECAYED", "OPTIMIZERS", "SOURCE", "check_decay", "holds_states_on_host", "named_optimizer",
-           "read_clipping", "read_own", "stops_on_host", "write_optimizer", "write_wide_states"]
+__all__ = ["CLIP", "OPTIMIZERS", "SOURCE", "holds_states_on_host", "named_optimizer", "read_clipping",
+           "read_decay", "read_own", "stops_on_host", "write_optimizer", "write_wide_states"]
 
 _EIGHT: Final = {"name": "adamw", "moments": "int8"}
 _BNB: Final[dict[str, Any]] = {"implementation": "bitsandbytes"}
@@ -43,8 +44,6 @@ OPTIMIZERS: Final[dict[str, dict[str, Any]]] = {
 SOURCE: Final = ("transformers 5.23.0 trainer_optimizer.py: adamw_torch_8bit and 4bit are of torchao, "
                  "adamw_bnb_8bit, lion, ademamix and rmsprop_bnb of bitsandbytes")
 
-DECAYED: Final = ("sgd", "rmsprop", "adagrad")
-"""Optimizers of torch that add weight decay to a copy of the gradients (2.13 `optim/sgd.py`, `optim/rmsprop.py`)."""
 CLIP: Final = "the norm is taken and gradients are multiplied whatever it says: both are timed, but under ZeRO"
 
 
@@ -75,13 +74,13 @@ def write_wide_states(draft: Draft, shards: Shards, release: str) -> None:
                       source="trainer.py create_optimizer: register_module_override")
 
 
-def check_decay(reader: Reader, draft: Draft, name: str, key: str) -> None:
-    """Refuses the weight decay of an optimizer of `DECAYED`: the copy of all gradients in its step is not counted.
+def read_decay(reader: Reader, draft: Draft, name: str, key: str) -> None:
+    """Writes the weight decay of an optimizer of `DECAYED`, whose step makes a copy of gradients for it.
 
-    `name`: the optimizer's; `key`: of the weight decay.
+    `name`: the optimizer's, as it was written; `key`: of the weight decay.
     """
     if name in DECAYED and reader.look(key) not in (None, 0):
-        draft.refuse(reader.take(key), f"weight decay of {name}, whose step makes a copy of all gradients")
+        draft.put("training.optimizer.weight_decay", reader.number(key))
 
 
 def stops_on_host(draft: Draft, named: Taken[str]) -> bool:

@@ -17,10 +17,10 @@ from simcore.recipes.huggingface.low_rank.trainer import LOW_RANK, read_low_rank
 from simcore.recipes.huggingface.optimizers import (
     OPTIMIZERS,
     SOURCE,
-    check_decay,
     holds_states_on_host,
     named_optimizer,
     read_clipping,
+    read_decay,
     write_optimizer,
     write_wide_states,
 )
@@ -180,7 +180,6 @@ def read_optimizer(reader: Reader, draft: Draft, launch: Launch, default: str = 
         read_low_rank(reader, draft, named)
         return
     draft.idle(reader.matching("optim_target_modules"), "read by GaLore and APOLLO alone")
-    check_decay(reader, draft, named.value if named else "", "weight_decay")
     if launch.zero is not None and launch.zero.has_optimizer:
         draft.idle(named, "DeepSpeed's configuration names an optimizer")
     elif named is not None and named.value not in OPTIMIZERS:
@@ -194,7 +193,10 @@ def read_optimizer(reader: Reader, draft: Draft, launch: Launch, default: str = 
     else:
         draft.put("training.optimizer", named, {**OPTIMIZERS[named.value]}, SOURCE)
         write_wide_states(draft, launch.shards, _TRAINER)
-    _read_optim_args(reader, draft, named.value if named and not holds_states_on_host(draft) else "")
+    written = named.value if named and not holds_states_on_host(draft) else ""
+    if launch.zero is None or not launch.zero.has_optimizer:
+        read_decay(reader, draft, written, "weight_decay")
+    _read_optim_args(reader, draft, written)
 
 
 def _read_optim_args(reader: Reader, draft: Draft, name: str) -> None:

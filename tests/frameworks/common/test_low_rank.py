@@ -25,6 +25,8 @@ FOLDER = ROOT / "tests/truth/optimizers"
 LINEARS: list[dict[str, Any]] = json.loads(
     (FOLDER / "linears-transformers-5.23.0.json").read_text(encoding="utf-8"))["cases"]
 SHARDED: list[dict[str, str]] = json.loads((FOLDER / "low-rank-sharded.json").read_text(encoding="utf-8"))["cases"]
+ENGINE: dict[str, dict[str, Any]] = {row["name"]: row for row in json.loads(
+    (FOLDER / "low-rank-zero0-deepspeed-0.19.6.json").read_text(encoding="utf-8"))["cases"]}
 STEPS: dict[str, dict[str, Any]] = json.loads(
     (FOLDER / "low-rank-steps-galore-1.0-apollo-1.0.3.json").read_text(encoding="utf-8"))["cases"]
 ROWS: dict[str, dict[str, Any]] = {
@@ -107,10 +109,13 @@ def test_frameworks_that_shard_parameters(row: dict[str, str]) -> None:
     settings = {"proj": name[1]} if len(name) > 1 else {}
     error, words = (IllegalLayout, row["error"].partition(", need")[0]) if row["error"] else (NotYet, "served: ddp")
     options = {"use_orig_params": "use_orig_params" in row["framework"]} if framework == "fsdp1" else {}
+    given: dict[str, Any] = {"model": "llama-tiny", "precision": {"compute": form}, "options": options,
+                             "optimizer": {"name": name[0], "low_rank": settings}}
+    if framework == "zero0" and not row["error"]:
+        assert small.prepared(framework, {"dp_replicate": 2}, **given)
+        return
     with pytest.raises(error, match=re.escape(words)):
-        small.prepared(framework, {"dp_shard": 2} if framework != "zero0" else {"dp_replicate": 2}, model="llama-tiny",
-                       precision={"compute": form}, options=options,
-                       optimizer={"name": name[0], "low_rank": settings})
+        small.prepared(framework, {"dp_shard": 2} if framework != "zero0" else {"dp_replicate": 2}, **given)
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -132,6 +137,38 @@ def test_the_peak_and_the_end_of_a_step_on_one_process(name: str, monkeypatch: p
     kept = rank.peak.by_category["workspace"]
     assert 0 <= case["found"]["peak"] - (rank.peak.allocated_bytes - kept) <= NUMBERS
     assert 0 <= case["found"]["end"] - (rank.end_bytes - kept) <= NUMBERS
+
+
+def in_engine(name: str) -> Plan:
+    """Two ranks of DeepSpeed at stage 0; adapters have the parameters' format."""
+    given = asked(ENGINE[name])
+    given["precision"] = {"compute": given["precision"]["compute"]}
+    given.get("lora", {}).pop("dtype", None)
+    return small.plan_of("zero0", {"dp_replicate": 2}, **given)
+
+
+@pytest.mark.parametrize("name", [name for name, row in ENGINE.items() if "error" not in row])
+def test_states_and_steps_in_deepspeeds_engine(name: str) -> None:
+    """Drawn: `tests/truth/probe_low_rank_zero0.py`. In 16 bits masters in fp32 are updated, once when it is made."""
+    row, plan = ENGINE[name], in_engine(name)
+    states = {key: {state: size for state, size in placed.states if state not in ("master_param", "scaled_grad")}
+              for key, placed in trained(plan)}
+    assert states == {told(key): found for key, found in row["states"].items() if found}
+    masters = {size // placed.local for _, placed in trained(plan) for state, size in placed.states
+               if state == "master_param"}
+    assert masters == (set() if row["dtype"] == "float32" else {4})
+    tensors = [Updated(key, placed.used_shape, 4, 4, projection=projection_of(placed.policy.optimizer_states))
+               for key, placed in trained(plan)]
+    gap, first = row["args"].get("update_proj_gap", 200), row["dtype"] != "float32"
+    assert [low_rank.held_by(tensors, copies=0, renews=(step + first) % gap == 0) for step in (1, 2)] == (
+        row["steps"][1:])
+    assert optimizer_sizes(plan).held == low_rank.held_by(tensors, copies=1, renews=True)
+
+
+@pytest.mark.parametrize("name", [name for name, row in ENGINE.items() if "error" in row])
+def test_what_stops_in_deepspeeds_engine_is_refused(name: str) -> None:
+    with pytest.raises(IllegalLayout, match=r"apollo-torch|galore-torch|trainer_optimizer"):
+        in_engine(name)
 
 
 def all_linears(preset: str) -> dict[str, list[list[int]]]:

@@ -93,7 +93,6 @@ def test_a_refusal_of_the_framework_names_the_recipes_line() -> None:
     ("strategy: fsdp2", "strategy: ddp", "mine.yaml:15: not yet: distributed.strategy"),
     ("tp_size: 1", "tp_size: two", "mine.yaml:18: distributed.tp_size: expected a whole number, got 'two'"),
     ("torch.optim.AdamW", "os.system", "mine.yaml:24: not yet: optimizer._target_: optimizer os.system"),
-    ("torch.optim.AdamW, lr: 2e-5", "torch.optim.RMSprop, weight_decay: 0.1", "weight decay of rmsprop"),
     ("dp_size: none", "dp_size: 4", "--gpus 16: the recipe is for 4 GPUs: distributed.dp_size is 4 (mine.yaml:16)"),
     ("tp_size: 1", "tp_size: 3", "--gpus 16: 16 GPUs are no multiple of"),
 ])

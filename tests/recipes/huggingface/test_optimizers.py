@@ -65,8 +65,6 @@ def test_a_name_of_transformers_is_the_optimizer_that_it_makes(name: str) -> Non
     (({"optim": "lion_32bit"}, HOST), "adamw_mode, an unexpected keyword argument"),
     (({"optim": "adagrad"}, HOST), "adamw_mode, an unexpected keyword argument"),
     (({"optim": "adagrad"}, ZERO), "keeps the states of whole parameters"),
-    (({"optim": "rmsprop", "weight_decay": 0.1},), "a copy of all gradients"),
-    (({"optim": "sgd", "weight_decay": 0.1},), "a copy of all gradients"),
     (({"optim": "rmsprop", "optim_args": "centered=true"},), "a centered RMSprop"),
     (({"optim": "rmsprop_bnb", "optim_args": "alpha=0.9"},), "handed over as texts"),
     (({"optim": "lion_8bit"}, {**ZERO, "optimizer": {"type": "Lion", "params": {"torch_adam": True}}}),
@@ -74,6 +72,17 @@ def test_a_name_of_transformers_is_the_optimizer_that_it_makes(name: str) -> Non
 def test_what_upstream_stops_at_and_what_is_not_counted(values: tuple[dict[str, Any], ...], told: str) -> None:
     recipe, *beside = values
     assert told in refusal({**RECIPE, **recipe}, *beside)
+
+
+@pytest.mark.parametrize("beside", [(), (FSDP2,), (ZERO,)])
+@pytest.mark.parametrize("name", ["sgd", "rmsprop"])
+def test_weight_decay_that_a_copy_of_gradients_takes_is_written(name: str, beside: tuple[dict[str, Any], ...]) -> None:
+    found = imported({**RECIPE, "optim": name, "weight_decay": 0.1}, *beside)
+    found.expect_complete()
+    assert found.values["training"]["optimizer"]["weight_decay"] == 0.1
+    assert check(parse_scenario(found.document())).problems == ()
+    plain = imported({**RECIPE, "optim": name, "weight_decay": 0.0}, *beside)
+    assert "weight_decay" not in plain.values["training"]["optimizer"]
 
 
 def test_weight_decay_that_a_kernel_takes_is_read() -> None:

@@ -37,7 +37,7 @@ class LowRankUse:
             words, rule = self.stops
             raise job.illegal(at, f"{optimizer}: {words}", rule)
         if not self.is_served:
-            job.one_of(at, job.scenario.framework, ("ddp",))
+            job.one_of(at, job.scenario.framework, ("ddp", "zero0"))
 
 
 SERVED: Final = LowRankUse(is_served=True)
@@ -54,8 +54,8 @@ OF_DTENSORS: Final = LowRankUse((
 APART: Final = LowRankUse((
     "KeyError: 'seed': each parameter's seed stays with the one that DeepSpeed's fp32 copy takes the place of",
     "apollo-torch 1.0.3 apollo.py __init__; deepspeed 0.19.6 runtime/bf16_optimizer.py, fp16/unfused_optimizer.py"),
-    only_drawn=True)
-"""Masters in fp32 of whole parameters in bf16."""
+    only_drawn=True, is_served=True)
+"""Masters in fp32 of whole parameters in 16 bits."""
 
 
 def check_layerwise(job: Job) -> None:

@@ -31,6 +31,7 @@ UNKNOWN_LINEARS: Final = ("bailing_moe", "llama4_text", "mistral4", "nemotron-na
 """Families of repositories' own code, or without a class for text in transformers 5.23; Llama 4's router is a linear of
 its own class."""
 _PREFIX: Final = "base_model.model.model.language_model.layers."
+_MASTER: Final = "master_param"
 _FACTORS: Final = ("lora_a", "lora_b")
 
 
@@ -109,25 +110,31 @@ def _projected(rule: Rule, asked: LowRank, projection: Projection) -> Rule:
 
 def _whole(rule: Rule) -> Rule:
     """The rule for all other tensors, which have AdamW's moments."""
-    alone = StepAlone(dtype_bytes(rule.policy.grad.dtype))
+    alone = StepAlone(dtype_bytes(_updated_in(rule.policy)))
     return Rule(rule.matches, replace(rule.policy, step_alone=alone)) if rule.policy.optimizer_states else rule
 
 
 def _low(policy: TensorPolicy, projection: Projection) -> TensorPolicy:
     """The policy with states of low rank, in the dtype of the gradient, in place of the two moments."""
-    dtype = policy.grad.dtype
+    dtype = _updated_in(policy)
     size = dtype_bytes(dtype)
 
     def layout(part: Part) -> TensorLayout:
         return TensorLayout(policy.at_rest.placements, dtype, extent=LowRankState(projection, part, size))
 
     names: dict[str, Part] = {PROJECTOR: "projector"}
-    names |= {name: "moment" for name, _ in policy.optimizer_states}
+    names |= {name: "moment" for name, _ in policy.optimizer_states if name != _MASTER}
     if projection.scales:
         names["scaled_grad"] = "norm"
-    states = tuple((name, layout(part)) for name, part in names.items())
+    masters = tuple(one for one in policy.optimizer_states if one[0] == _MASTER)
+    states = (*masters, *((name, layout(part)) for name, part in names.items()))
     return replace(policy, name=f"{policy.name}, projected", optimizer_states=states,
                    step_alone=StepAlone(size, projection))
+
+
+def _updated_in(policy: TensorPolicy) -> str:
+    """Dtype of the gradient that the optimizer sees: the master's, if a parameter has one."""
+    return next((layout.dtype for name, layout in policy.optimizer_states if name == _MASTER), policy.grad.dtype)
 
 
 def _is_target(spec: TensorSpec, asked: LowRank) -> bool:
