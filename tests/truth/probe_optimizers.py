@@ -307,9 +307,10 @@ def main() -> None:
     import torch
     import transformers
     torch.set_num_threads(1)
+    asked = {"drawn": drawn, "flat": flat, "decayed": decayed}[sys.argv[1]]() if sys.argv[1:] else CASES
     print(with_cases({"torch": torch.__version__, "transformers": transformers.__version__, "bitsandbytes": "0.50.2",
                       "lion-pytorch": "0.2.5", "deepspeed": "0.19.6"},
-                     run_apart({"drawn": drawn, "flat": flat, "decayed": decayed}[sys.argv[1]]() if sys.argv[1:] else CASES, run),
+                     run_apart(asked, run),
                      indent=" "))
 
 

@@ -699,6 +699,7 @@ def test_samples_are_padded_in_steps_of_64(tmp_path: Path, keys: dict[str, Any],
 @pytest.mark.parametrize(("adapter", "listed"), [("lora", True), (None, False)])
 def test_adapters_that_fsdp2_gathers_one_by_one_are_listed(tmp_path: Path, adapter: str | None, listed: bool) -> None:
     """axolotl makes a unit of each of their matrices, and the answer leaves that out."""
-    text = changed(FSDP2, adapter=adapter, lora_r=8 if adapter else None, lora_target_modules=["q_proj"] * bool(adapter))
+    rank, targets = (8, ["q_proj"]) if adapter else (None, None)
+    text = changed(FSDP2, adapter=adapter, lora_r=rank, lora_target_modules=targets)
     left = [one for one in imported(tmp_path, text, 2).left if "_process_lora_module_for_fsdp" in one.why]
     assert [one.kind for one in left] == ["not modelled"] * listed
