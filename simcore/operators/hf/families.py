@@ -367,7 +367,7 @@ def has_wide_inputs(kind: LayerKind) -> bool:
 def norm(tape: Tape, run: LayerWorkload, at: str, x: Tensor, family: str) -> Tensor:
     """Norm of `x`, in its shape and type, by the family's operators: with a bias torch's LayerNorm, else RMSNorm.
 
-    `at`: its module in the layer, with a dot at the end, "" for the final norm. Liger's kernel may take RMSNorm's place.
+    `at`: its module in the layer, with a dot at the end, "" for the final norm. Liger's may take RMSNorm's place.
     """
     weight, bias = run.params[f"{at}weight"], run.params.get(f"{at}bias")
     x = aten.cast(tape, x, weight.dtype) if at and of_family(family).casts_to_norm else x
