@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
-from itertools import accumulate
-
 import pytest
 
 import small
