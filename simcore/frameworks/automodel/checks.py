@@ -43,7 +43,7 @@ def check(job: Job) -> None:
     _check_mesh(job)
     _check_sparse(job)
     check_mixers(job)
-    _check_omni(job)
+    _check_over_experts(job)
     _check_towers(job)
     _check_packs_of_images(job)
     _check_frozen(job)
@@ -273,17 +273,23 @@ def _check_sparse(job: Job) -> None:
                               f"does not support it (0.7.0 models/{sparse.folder}/model.py: supports_{axis} False)")
 
 
-def _check_omni(job: Job) -> None:
-    """Raises NotYet for other layouts of Nemotron Omni than over experts, where its towers are the outermost unit's."""
-    mesh = job.mesh
-    if job.graph.implementation != "automodel" or job.graph.architecture.family != "nemotron_h_omni":
+_OVER_EXPERTS = {"kimi_vl": ("ep", "pp", "tp", "cp", "recompute", "method"), "nemotron_h_omni": ("ep", "pp", "tp")}
+"""What is said of models whose towers are described over experts alone."""
+
+
+def _check_over_experts(job: Job) -> None:
+    """Raises NotYet for other jobs than over experts of Kimi-VL and Nemotron Omni, with stages or their like."""
+    mesh, training, family = job.mesh, job.scenario.training, job.graph.architecture.family
+    if job.graph.implementation != "automodel" or family not in _OVER_EXPERTS or not job.graph.architecture.has_tower:
         return
     if job.scenario.framework_version not in ("auto", "0.7.0"):
-        raise job.not_yet("framework_version", f"Nemotron Omni under automodel {job.scenario.framework_version}")
-    for axis, said in (("ep", mesh.ep == 1), ("pp", mesh.pp > 1), ("tp", mesh.tp > 1)):
-        if said:
-            raise job.not_yet(f"mesh.{axis}", f"{axis} {getattr(mesh, axis)} of Nemotron Omni under automodel, which "
-                              "is described over experts and context parallel ranks alone")
+        raise job.not_yet("framework_version", f"{family} under automodel {job.scenario.framework_version}")
+    said = {"ep": mesh.ep == 1, "pp": mesh.pp > 1, "tp": mesh.tp > 1, "cp": mesh.cp > 1,
+            "recompute": training.recompute != "none", "method": training.method != "full"}
+    for name in (one for one in _OVER_EXPERTS[family] if said[one]):
+        of = mesh if name in ("ep", "pp", "tp", "cp") else training
+        raise job.not_yet(f"{'mesh' if of is mesh else 'training'}.{name}", f"{name} {getattr(of, name)} of {family} "
+                          "under automodel, which is described over experts alone")
 
 
 def _check_resting(job: Job) -> None:
@@ -315,7 +321,7 @@ def _check_towers(job: Job) -> None:
     if not any(spec.trainable for layer in layers for spec in graph.tensors[layer.kind]):
         return
     for key, said, what in (
-            ("mesh.ep", job.mesh.ep > 1, "with expert parallelism"),
+            ("mesh.ep", job.mesh.ep > 1 and graph.architecture.family != "kimi_vl", "with expert parallelism"),
             ("training.recompute", job.scenario.training.recompute != "none", "with activation checkpointing"),
             ("framework_options.enable_fsdp2_prefetch", options.get("enable_fsdp2_prefetch") is True,
              "whose layers are gathered ahead by order")):

@@ -68,6 +68,8 @@ def tables_of_stem(env: Env, kind: LayerKind, block: Embedding) -> list[Tensor]:
     Raises NotYet for a model whose masks and two pairs of tables have not been read (MiMo-V2-Flash).
     """
     tape, run = env.tape, env.run
+    if block.tower and kind.family == "deepseek_v3":
+        return []  # behind the tower, whose end makes them (`operators/hf/vision/moon.py`)
     if is_eager_sparse(kind.family):
         raise NotYet(Problem("model", f"not yet: masks and tables that Automodel's model of {kind.family} makes for "
                              "its layers; placement is served"))
