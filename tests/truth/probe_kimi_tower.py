@@ -27,7 +27,7 @@ from torch import nn  # noqa: E402
 from torch.profiler import ProfilerActivity, profile, record_function  # noqa: E402
 
 HIDDEN, SEQ, TOKEN = 48, 64, 18
-VISION = {"patch_size": 14, "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2,
+VISION = {"patch_size": 14, "hidden_size": 64, "num_attention_heads": 8, "num_hidden_layers": 2,
           "intermediate_size": 136, "init_pos_emb_height": 9, "init_pos_emb_width": 7}
 FROZEN, TRAINED = ("vision_tower",), ()
 CASES: dict[str, dict[str, Any]] = {

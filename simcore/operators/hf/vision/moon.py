@@ -25,7 +25,7 @@ from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved
 from simcore.operators.shared.layer_borders import BEFORE, hand_on, nothing, run_backward
 from simcore.recording.layer import LayerWorkload, RecordedLayer
-from simcore.recording.tape import HIDDEN, Kernel, Node, Tape, Tensor
+from simcore.recording.tape import HIDDEN, Kernel, Node, Param, Tape, Tensor
 from simcore.units import dtype_bytes
 
 __all__ = ["moon_end", "moon_layer", "moon_norm", "moon_patches"]
@@ -81,22 +81,23 @@ def _positions(tape: Tape, block: MoonPatches, run: LayerWorkload) -> list[Tenso
     is_whole = (block.rows, block.columns) == block.table
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
-        (grad,) = grads
-        assert grad is not None
-        if is_whole:
-            return [grad.view(*table.shape)]
-        _lying = aten.new(tape, shape, run.compute, "grad_positions", grad.nbytes, Kernel.COPY)
-        grads.clear()
-        return [aten.new(tape, table.shape, table.dtype, "grad_pos_emb", _lying.nbytes)]
+        found = [_to_table(tape, table, shape, run.compute) for _ in grads[:1]]
+        for _ in grads[1:]:
+            found.append(_to_table(tape, table, shape, run.compute))
+            found = [aten.new(tape, table.shape, table.dtype, "grad_tables", 2 * table.nbytes)]
+        return [aten.new(tape, table.shape, table.dtype, "grad_pos_emb", table.nbytes, Kernel.COPY)]
 
-    made = []
-    for _ in range(run.images):
-        node = tape.node((table,), (), backward)
-        found = Tensor(None, shape, run.compute) if is_whole else aten.new(tape, shape, run.compute, "positions",
-                                                                          table.nbytes)
-        found.node = node
-        made.append(found)
-    return made
+    node = tape.node((table,), (), backward)
+    made = [Tensor(None, shape, run.compute) if is_whole else aten.new(
+        tape, shape, run.compute, "positions", table.nbytes) for _ in range(run.images)]
+    return [Tensor(one.storage, shape, run.compute, node, number) for number, one in enumerate(made)]
+
+
+def _to_table(tape: Tape, table: Param, shape: tuple[int, ...], dtype: str) -> Tensor:
+    """Gradient of the `table` of positions from those of one image [patches, width], which are copied for it."""
+    out = aten.new(tape, table.shape, table.dtype, "grad_interpolated")
+    _lying = aten.new(tape, shape, dtype, "grad_positions", out.nbytes, Kernel.COPY)
+    return out
 
 
 def _parted(parts: list[Tensor]) -> Callable[[Tape, Grads, Saved], Grads]:
@@ -239,19 +240,15 @@ def _squares(tape: Tape, x: Tensor, images: int) -> Tensor:
     shape, dtype, size = x.shape, x.dtype, x.nbytes
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
-        whole: list[Tensor] = []
+        whole: list[Tensor | None] = []
         for image in range(images):
             lying = aten.new(tape, (shape[1] // images, shape[2]), dtype, "grad_squares", size // images, Kernel.COPY)
             if image == images - 1:
                 grads.clear()
-            zeros = aten.new(tape, shape, dtype, "grad_slice", lying.nbytes)
+            whole.append(aten.new(tape, shape, dtype, "grad_slice", lying.nbytes))
             del lying
-            if whole:
-                tape.compute(Kernel.ELEMENTWISE, zeros.numel, 3 * zeros.nbytes)
-            else:
-                whole.append(zeros)
-            del zeros
-        return [whole.pop()]
+            whole = whole if len(whole) == 1 else [aten.new(tape, shape, dtype, "grad_sum", 2 * size)]
+        return whole
 
     node = tape.node((x,), (), backward)
     out = aten.new(tape, shape, dtype, "squares", size, Kernel.COPY)
