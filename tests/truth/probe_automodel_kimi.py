@@ -208,7 +208,9 @@ def stand_in() -> None:
 
 def main() -> str:
     vision.start(8)
-    return dense.lines({"parameters": counts(), **{name: measure(CASES[name]) for name in sys.argv[1:] or CASES}})
+    plain = whole({})
+    return dense.lines({"sizes": plain, "text": {"routed": ROUTED}, "parameters": counts(),
+                        **{name: measure(CASES[name]) for name in sys.argv[1:] or CASES}})
 
 
 if __name__ == "__main__":

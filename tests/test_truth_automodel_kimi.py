@@ -1,0 +1,89 @@
+"""Whole steps of Kimi-VL that Automodel wrapped itself, and its units, see tests/truth/tape/README.md."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkout import ROOT
+from simcore.frameworks.setup import prepare
+from simcore.inputs.scenario import Scenario
+from simcore.models.graph import build, model_config
+from simcore.models.vision_blocks import MoonEnd, VisionPart
+from simcore.results.report import RankReport
+from simcore.simulate import simulate
+from wrapped_steps import measured_traffic, measured_units, traffic_of, units_of
+
+TAPE = ROOT / "tests/truth/tape"
+STORED: dict[str, Any] = json.loads((TAPE / "automodel-kimi-0.7.0-torch-2.13.0.json").read_text(encoding="utf-8"))
+CASES = {name: row for name, row in STORED.items() if "case" in row}
+RUN = [name for name, row in CASES.items() if "traffic" in row]
+SIZES = STORED["sizes"]
+LEFT_OUT = ("opt_state", "buffer")
+"""Adam counts the steps of each parameter in 4 bytes; frequencies are cast with the model, or kept twice."""
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of configurations, one a case."""
+    return tmp_path_factory.mktemp("kimi")
+
+
+@cache
+def asked(name: str, config: Path) -> Scenario:
+    case, path = SIZES | CASES[name]["case"], config / f"{name}.json"
+    path.write_text(json.dumps({"model_type": "kimi_vl", "vision_config": case["vision"],
+                                "text_config": case["text"]}), encoding="utf-8")
+    copies, frozen = case.get("replicas", 1), ["model.vision_tower"] * case["freeze"]["freeze_vision_tower"]
+    training: dict[str, Any] = {
+        "seq_len": case["seq"], "micro_batch_size": case["batch"], "images": case["images"], "frozen": frozen,
+        "image_height": case["sides"][0], "image_width": case["sides"][1], "optimizer": {"implementation": "fused"}}
+    return Scenario.model_validate({
+        "name": "sees", "model": {"config": str(path)}, "framework": "automodel", "topology": "dgx-h100",
+        "mesh": {"dp_shard": case["world"] // copies, "dp_replicate": copies, "ep": case["ep"]},
+        "training": training})
+
+
+@cache
+def ran(name: str, config: Path) -> RankReport:
+    report = simulate(asked(name, config))
+    assert report.status == "ok", report.problems
+    return report.ranks[0]
+
+
+def test_parameters_are_those_of_automodels_class() -> None:
+    small = {"model_type": "kimi_vl", "vision_config": SIZES["vision"], "text_config": STORED["text"]["routed"]}
+    for name, fields in (("published", model_config("kimi-vl-a3b", None, "")), ("small", small)):
+        graph, found = build(fields, "automodel"), dict[str, int]()
+        for layer in graph.layers:
+            block = graph.kinds[layer.kind].block
+            module = "language_model" if not isinstance(block, VisionPart) else (
+                "multi_modal_projector" if isinstance(block, MoonEnd) else "vision_tower")
+            found[module] = found.get(module, 0) + sum(
+                spec.numel for spec in graph.tensors[layer.kind] if not spec.is_buffer)
+        assert found == STORED["parameters"][name]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_units_are_those_that_automodel_wraps(name: str, config: Path) -> None:
+    """A frozen tower is the root's; one that is trained, and the projector, are units, element by element."""
+    assert units_of(*prepare(asked(name, config))) == measured_units(CASES[name])
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_the_peak_is_made_of_what_was_measured(name: str, config: Path) -> None:
+    half = max((CASES[name][half] for half in ("forward", "backward")), key=lambda half: half["peak"])
+    peak = ran(name, config).peak
+    assert peak is not None
+    assert {k: v for k, v in peak.by_category.items() if k not in LEFT_OUT} == {
+        k: v for k, v in half["breakdown"].items() if k not in LEFT_OUT}
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_traffic_is_what_was_measured(name: str, config: Path) -> None:
+    assert traffic_of(row for row in ran(name, config).traffic if row.phase != "optimizer") == measured_traffic(
+        CASES[name])
