@@ -26,7 +26,7 @@ from nemo_automodel.components.distributed.config import FSDP2Config, MoEParalle
 from nemo_automodel.components.distributed.mesh import MeshContext, ParallelismSizes
 from nemo_automodel.components.distributed.model_parallelizer import parallelize_model
 from nemo_automodel.components.loss.masked_ce import MaskedCrossEntropy
-from nemo_automodel.components.models.deepseek_v3 import layers as latent
+from nemo_automodel.components.models.common import BackendConfig
 from nemo_automodel.components.models.kimivl import model as kimi
 from nemo_automodel.components.utils.model_utils import apply_parameter_freezing
 from oracle.steps.setup import tag_shards
@@ -83,6 +83,7 @@ def built(case: dict[str, Any]) -> Any:
         model = kimi.KimiVLForConditionalGeneration(config, backend=own.BACKEND).to(torch.bfloat16)
     torch.nn.RMSNorm.forward = lambda self, x: stand.Normed.apply(x, self.weight)  # type: ignore[method-assign]
     for layer in model.model.language_model.layers.values():
+        layer.self_attn.backend = BackendConfig(attn="te", linear="torch", rms_norm="torch")
         layer.self_attn.attn_func = lambda q, k, v, **_: mla.Attention.apply(q, k, v.contiguous())
     return model
 

@@ -56,15 +56,13 @@ def moon_patches(tape: Tape, block: MoonPatches, run: LayerWorkload) -> Recorded
     del found, placed
     positions.clear()
     out = out.view(1, rows, width)
-    made = _angles(tape, block, run)
-    for copy in copies:
-        tape.rename(copy.storage, tape.slot(_COPY, "activation"))
-        copy.disown()
-    return front(tape, out, made, node, (_TABLE,) * (node is not None))
+    made = {**_angles(tape, block, run), **{_COPY: copy for copy in copies}}
+    copies.clear()
+    return front(tape, out, made, node, [name for name in (_TABLE, _COPY) if name in made])
 
 
 def _convolved(tape: Tape, run: LayerWorkload, flops: int) -> Node | None:
-    """Node of the product of patches; images, which the model holds longer, get no gradient."""
+    """Node of the product of patches; images get no gradient, and the front keeps a copy of them (`moon_patches`)."""
     weight, bias = run.params["proj.weight"], run.params["proj.bias"]
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
@@ -271,7 +269,7 @@ def moon_end(tape: Tape, block: MoonEnd, run: LayerWorkload, modules: Modules) -
     leaf = embedded[0].node = Node() if run.embedding_trains else None
     copied = 3 * run.images * block.patches * block.patch**2
     pixels = [tape.external((copied,), run.compute, tape.slot(_COPY, "activation"), 1 - block.below)
-              for _ in range(run.options.pixels != run.compute)]
+              for _ in range(run.options.pixels != run.compute and below is None)]
     out = _put(tape, embedded, tokens[0], mask)
     del mask
     angles = [aten.new(tape, (run.batch, run.seq, block.decoder.rotary_dim), "fp32", "freqs_cis")]
