@@ -13,14 +13,17 @@ from checkout import ROOT
 from simcore.frameworks.setup import prepare
 from simcore.inputs.scenario import Scenario
 from simcore.models.graph import build, model_config
-from simcore.models.vision_blocks import MoonEnd, VisionPart
+from simcore.models.placed_blocks import MoonEnd
+from simcore.models.vision_blocks import VisionPart
 from simcore.results.report import RankReport
 from simcore.simulate import simulate
 from wrapped_steps import measured_traffic, measured_units, traffic_of, units_of
 
 TAPE = ROOT / "tests/truth/tape"
-STORED: dict[str, Any] = json.loads((TAPE / "automodel-kimi-0.7.0-torch-2.13.0.json").read_text(encoding="utf-8"))
-CASES = {name: row for name, row in STORED.items() if "case" in row}
+STORED, DRAWN = (json.loads((TAPE / f"automodel-{name}-0.7.0-torch-2.13.0.json").read_text(encoding="utf-8"))
+                 for name in ("kimi", "drawn-kimi"))
+"""Cases of `probe_automodel_kimi.py`, and those that `draw_automodel_kimi.py` draws."""
+CASES: dict[str, Any] = {name: row for name, row in STORED.items() if "case" in row} | DRAWN
 RUN = [name for name, row in CASES.items() if "traffic" in row]
 SIZES = STORED["sizes"]
 LEFT_OUT = ("opt_state", "buffer")
@@ -91,8 +94,8 @@ def test_the_peak_is_made_of_what_was_measured(name: str, config: Path) -> None:
 def _statistics(case: dict[str, Any]) -> int:
     """Bytes by which statistics of LayerNorms that are kept are larger on a GPU, in fp32, than on a CPU."""
     height, width = case["sides"]
-    patches = case["batch"] * case["images"] * (height // 14) * (width // 14)
-    norms = 1 if case["freeze"]["freeze_vision_tower"] else 2 + 2 * int(case["vision"]["num_hidden_layers"])
+    patches = int(case["batch"] * case["images"] * (height // 14) * (width // 14))
+    norms: int = 1 if case["freeze"]["freeze_vision_tower"] else 2 + 2 * int(case["vision"]["num_hidden_layers"])
     return 2 * 2 * patches * norms
 
 

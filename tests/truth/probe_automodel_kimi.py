@@ -1,4 +1,4 @@
-"""Measures whole steps of small Kimi-VLs that nemo-automodel 0.7.0 wraps, and which units it wraps of those with experts.
+"""Measures whole steps of small Kimi-VLs that nemo-automodel 0.7.0 wraps, and its units of those with experts.
 
     python tests/truth/probe_automodel_kimi.py > tests/truth/tape/automodel-kimi-0.7.0-torch-2.13.0.json
 
@@ -73,7 +73,8 @@ class Grids:
 
 
 def whole(case: dict[str, Any]) -> dict[str, Any]:
-    return {"images": 1, "batch": 1, "seq": 512, "sides": [112, 140], "text": TEXT, "vision": VISION, "world": 8, **case}
+    return {"images": 1, "batch": 1, "seq": 512, "sides": [112, 140], "text": TEXT, "vision": VISION, "world": 8,
+            **case}
 
 
 def built(case: dict[str, Any]) -> Any:
@@ -151,8 +152,9 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     named, case = case, whole(case)
     model = built(case).train()
     apply_parameter_freezing(model, case["freeze"])
-    mesh = MeshContext.build(FSDP2Config(), ParallelismSizes(ep_size=case["ep"], dp_replicate_size=case.get("replicas")),
-                             world_size=case["world"], moe_parallel_config=MoEParallelizerConfig())
+    sizes = ParallelismSizes(ep_size=case["ep"], dp_replicate_size=case.get("replicas"))
+    mesh = MeshContext.build(FSDP2Config(), sizes, world_size=case["world"],
+                             moe_parallel_config=MoEParallelizerConfig())
     model = parallelize_model(model, mesh)
     wrapped = vision.units(model)
     if case.get("placed"):

@@ -7,7 +7,7 @@ from typing import Final
 
 from simcore.frameworks.automodel.attention import ATTENTION_OPTION
 from simcore.frameworks.automodel.compiled import check_compiled
-from simcore.frameworks.automodel.families import BY_TRANSFORMERS
+from simcore.frameworks.automodel.families import BY_TRANSFORMERS, check_over_experts
 from simcore.frameworks.automodel.fused_adam import runs_fused_adam
 from simcore.frameworks.automodel.mixers import check_mixers
 from simcore.frameworks.automodel.pipeline import check_pipeline, stages_of
@@ -43,7 +43,7 @@ def check(job: Job) -> None:
     _check_mesh(job)
     _check_sparse(job)
     check_mixers(job)
-    _check_over_experts(job)
+    check_over_experts(job)
     _check_towers(job)
     _check_packs_of_images(job)
     _check_frozen(job)
@@ -271,25 +271,6 @@ def _check_sparse(job: Job) -> None:
         if size > 1 and axis not in sparse.splits:  # _transformers/capabilities.py lets it pass all the same
             raise job.not_yet(f"mesh.{axis}", f"{axis} {size} under automodel with {sparse.model}, which says that it "
                               f"does not support it (0.7.0 models/{sparse.folder}/model.py: supports_{axis} False)")
-
-
-_OVER_EXPERTS = {"kimi_vl": ("ep", "pp", "tp", "cp", "recompute", "method"), "nemotron_h_omni": ("ep", "pp", "tp")}
-"""What is said of models whose towers are described over experts alone."""
-
-
-def _check_over_experts(job: Job) -> None:
-    """Raises NotYet for other jobs than over experts of Kimi-VL and Nemotron Omni, with stages or their like."""
-    mesh, training, family = job.mesh, job.scenario.training, job.graph.architecture.family
-    if job.graph.implementation != "automodel" or family not in _OVER_EXPERTS or not job.graph.architecture.has_tower:
-        return
-    if job.scenario.framework_version not in ("auto", "0.7.0"):
-        raise job.not_yet("framework_version", f"{family} under automodel {job.scenario.framework_version}")
-    said = {"ep": mesh.ep == 1, "pp": mesh.pp > 1, "tp": mesh.tp > 1, "cp": mesh.cp > 1,
-            "recompute": training.recompute != "none", "method": training.method != "full"}
-    for name in (one for one in _OVER_EXPERTS[family] if said[one]):
-        of = mesh if name in ("ep", "pp", "tp", "cp") else training
-        raise job.not_yet(f"{'mesh' if of is mesh else 'training'}.{name}", f"{name} {getattr(of, name)} of {family} "
-                          "under automodel, which is described over experts alone")
 
 
 def _check_resting(job: Job) -> None:

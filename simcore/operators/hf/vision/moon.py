@@ -56,7 +56,7 @@ def moon_patches(tape: Tape, block: MoonPatches, run: LayerWorkload) -> Recorded
     del found, placed
     positions.clear()
     out = out.view(1, rows, width)
-    made = {**_angles(tape, block, run), **{_COPY: copy for copy in copies}}
+    made = {**_angles(tape, block, run), **dict(zip((_COPY,), copies, strict=False))}
     copies.clear()
     return front(tape, out, made, node, [name for name in (_TABLE, _COPY) if name in made])
 
@@ -312,11 +312,13 @@ def _put(tape: Tape, embedded: list[Tensor], tokens: Tensor, mask: Tensor) -> Te
         part = aten.new(tape, shape, dtype, "grad_slice", size, Kernel.COPY)
         zeros = aten.new(tape, given, dtype, "zeros")
         filled = aten.new(tape, shape, dtype, "grad_index_put", size, Kernel.PERMUTE)
-        numbers = aten.new(tape, given[1:2], "int64", "nonzero")
-        del numbers, zeros
-        numbers = aten.new(tape, given[1:2], "int64", "nonzero") if needs else None
+        found = [aten.new(tape, given[1:2], "int64", "nonzero")]
+        found.clear()
+        del zeros
+        found += [aten.new(tape, given[1:2], "int64", "nonzero") for _ in range(needs)]
         values = aten.new(tape, given, dtype, "grad_values", 0, Kernel.PERMUTE) if needs else None
-        del copied, part, filled, numbers
+        found.clear()
+        del copied, part, filled
         return [rest, values]
 
     node = tape.node((x, tokens), (mask,), backward)

@@ -1,4 +1,4 @@
-"""Parameters of MoonViT and of the projector behind it, as nemo-automodel 0.7.0 `models/kimivl/model.py` registers them.
+"""Parameters of MoonViT and of the projector behind it, as nemo-automodel 0.7.0 `models/kimivl` registers them.
 
 Norms of a layer stand before its MLP, and that before its attention.
 """
