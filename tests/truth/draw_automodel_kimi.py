@@ -15,7 +15,7 @@ import probe_automodel_kimi as probe
 import probe_automodel_vision as vision
 from drawing import Case, by_name, maybe, numbered, print_apart
 
-SEED, COUNT = 20261257, 44
+SEED, COUNT = 20261263, 48
 
 
 def one(rng: random.Random) -> Case:

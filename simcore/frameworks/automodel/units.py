@@ -151,10 +151,12 @@ class _Maker:
             out = [*out, *(replace(tower, rests=True) for tower in towers)] if self._trains_at_rest(
                 self.at_rest) else [replace(whole, is_root=True)]
         if norms:
-            out.append(self._unit(text, norms, stage[0], norms[-1], reshard=reshard, choose=_is_plain))
+            inner = blocks[0] if seeing else stage[0]  # called behind the embedding and the tower
+            out.append(self._unit(text, norms, inner, norms[-1], reshard=reshard, choose=_is_plain))
             out += self._modules_in_fp32(norms[-1], "", reshard=reshard)
         if kinds[stage[0]] == "embedding":
-            out.append(self._unit(self.graph.layers[stage[0]].path, [stage[0]], stage[0], stage[0], reshard=reshard,
+            inside = self.graph.layers[stage[0]].path.rpartition(".")[0]
+            out.append(self._unit(f"{inside}.embed_tokens", [stage[0]], stage[0], stage[0], reshard=reshard,
                                   choose=self._runs if self.at_rest else None))
         for layer in blocks:
             out += self._block(layer, reshard=reshard, separate_experts=True)

@@ -36,7 +36,8 @@ def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
 
     Tables: fp32 cosines and sines of every position so far: `models/llama/rope_utils.py`,
     LlamaRotaryEmbedding._build_cache; of Kimi-VL's tower complex numbers of a square of places
-    (`models/kimivl/model.py`, Rope2DPosEmb.freqs_cis). Masks: one of each window ([Note: flex attention] in `operators/shared/aten/flex.py`).
+    (`models/kimivl/model.py`, Rope2DPosEmb.freqs_cis). Masks: one of each window ([Note: flex attention] in
+    `operators/shared/aten/flex.py`).
     """
     found = [2 * 4 * run.seq * run.cp * block.block.head_dim for kind, run in runs if kind.family in DENSE
              for block in kind.branches if isinstance(block.block, Attention)]

@@ -276,11 +276,10 @@ def moon_end(tape: Tape, block: MoonEnd, run: LayerWorkload, modules: Modules) -
     hand_on(tape, out)
     forward = tape.cut()
     tokens.clear()
-    late = tape.cut()
     pixels.clear()
-    dropped = tape.cut()
+    late = tape.cut()
     angles.clear()
-    return RecordedLayer(forward, end(tape, out, below, leaf), late=late, grads=tape.release_grads(), casts=dropped)
+    return RecordedLayer(forward, end(tape, out, below, leaf), late=late, grads=tape.release_grads())
 
 
 def _tokens(tape: Tape, block: MoonEnd, run: LayerWorkload, modules: Modules, x: Tensor) -> Tensor:
