@@ -220,7 +220,7 @@ dataloader:
 
 
 def test_kimi_vl_is_padded_by_its_collater_and_answered() -> None:
-    """To a token less than max_length; the tower is frozen by the block, and trained without it."""
+    """to a token less than max_length; the block freezes the tower."""
     Path("sees.yaml").write_text(KIMI + RECIPE[FREEZING:], encoding="utf-8")
     found = import_recipe(["sees.yaml"], Answers.of_options(gpus=8, topology="dgx-h100", settings={
         "training.image_height": 560}))
