@@ -17,6 +17,7 @@ from simcore.models.placed_blocks import MoonEnd
 from simcore.models.vision_blocks import VisionPart
 from simcore.results.report import RankReport
 from simcore.simulate import simulate
+from truth_cases import told_layouts
 from wrapped_steps import measured_traffic, measured_units, traffic_of, units_of
 
 TAPE = ROOT / "tests/truth/tape"
@@ -81,6 +82,12 @@ def ran(name: str, config: Path) -> RankReport:
     report = simulate(asked(name, config))
     assert report.status == "ok", report.problems
     return report.ranks[0]
+
+
+def test_drawn_models_are_told() -> None:
+    assert not [name for name, row in DRAWN.items() if "error" in row]
+    assert told_layouts("tape/automodel-drawn-kimi-*") == (len(DRAWN), len(DRAWN) - len(HIGHER), len(HIGHER))
+    assert len([name for name in DRAWN if name in RUN]) == 20
 
 
 def test_parameters_are_those_of_automodels_class() -> None:
