@@ -25,7 +25,7 @@ LAST = ("model.language_model", "model.audio_tower", "model.embed_vision", "mode
 REPEATED = re.compile(
     r"model\.(vision_tower\.(encoder|transformer)\.layers?|visual\.blocks|audio_tower\.layers)\.(?![01]\.)")
 """Layers of a tower that are as the first."""
-REMOTE = ("bailing_moe", "nemotron-nas", "nemotron_h_omni", "nemotron_h_vl", "step3p5")
+REMOTE = ("bailing_moe", "kimi_vl", "nemotron-nas", "nemotron_h_omni", "nemotron_h_vl", "step3p5")
 """Transformers has no code for them, or lately other code: their own repositories have."""
 
 

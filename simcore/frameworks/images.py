@@ -13,7 +13,7 @@ from simcore.inputs.scenario import Scenario
 from simcore.models.config import TEXT_ALONE
 from simcore.models.graph import ModelGraph
 from simcore.models.names import text_of
-from simcore.models.placed_blocks import DeepMerger, PlacedPatches
+from simcore.models.placed_blocks import DeepMerger, MoonEnd, MoonPatches, PlacedPatches
 from simcore.models.pooled_blocks import PooledPatches, PooledProjector, PooledStem
 from simcore.models.radio_blocks import RadioPatches
 from simcore.models.vision.around import IMAGE_SIDES
@@ -24,8 +24,8 @@ __all__ = ["check_images", "freezes_tower_alone", "with_image_sides", "with_text
 
 _AT = "training.images"
 _OF_IMAGES: Final = re.compile(r"\b(tower|images)\b")
-_BEHIND = Projector | RowProjector | PooledProjector | PooledStem
-_OF_ONE_TRAINER = (PooledPatches, RadioPatches)
+_BEHIND = Projector | RowProjector | PooledProjector | PooledStem | MoonEnd
+_OF_ONE_TRAINER = (MoonPatches, PooledPatches, RadioPatches)
 """Fronts of towers whose parts are recorded as NeMo's frameworks run them: neither under autocast nor replayed."""
 
 

@@ -131,7 +131,7 @@ _FIELDS: Final[tuple[tuple[int, tuple[str, ...]], ...]] = (
             "video_temporal_patch_size", "pooling_kernel_size", "conv_kernel_size", "subsampling_factor",
             "num_cls_tokens", "num_registers")),
     (2**16, ("mm_tokens_per_image", "num_position_embeddings", "position_embedding_size",
-             "vision_soft_tokens_per_image", "num_mel_bins")),
+             "vision_soft_tokens_per_image", "num_mel_bins", "init_pos_emb_height", "init_pos_emb_width")),
     (2**24, ("vocab_size", "vocab_size_per_layer_input")),  # XLM-V has 901,629 (Liang et al., 2023), Gemma 3 262,208
 )
 CONFIG: Final[Mapping[str, int]] = MappingProxyType(

@@ -1,7 +1,7 @@
-"""Parts of a vision tower whose patches get learned positions, and whose features enter several layers of the decoder.
+"""Parts of vision towers whose patches get learned positions, taken from a square of them by the sides of an image.
 
-An image keeps its size; positions are taken from a square of learned ones by its sides (transformers 5.23
-`models/qwen3_vl`).
+An image keeps its size. Features of Qwen 3 VL's enter several layers of the decoder (transformers 5.23
+`models/qwen3_vl`); MoonViT's patches are rotated by row and column besides (nemo-automodel 0.7.0 `models/kimivl`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from simcore.models.decoder_stem import DecoderStem
 from simcore.models.tower_shapes import SizedPatches
 
-__all__ = ["DeepMerger", "PlacedLayer", "PlacedMerger", "PlacedPatches"]
+__all__ = ["DeepMerger", "MoonEnd", "MoonLayer", "MoonNorm", "MoonPatches", "PlacedLayer", "PlacedMerger",
+           "PlacedPatches"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,71 @@ class PlacedMerger:
     decoder: DecoderStem
     pixels: int
     patch_rotary_dim: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of an image in the sequence."""
+        return self.patches // self.merged
+
+
+@dataclass(frozen=True, slots=True)
+class MoonPatches(SizedPatches):
+    """MoonViT's patches, to each of which a vector is added that is interpolated from a table of learned ones.
+
+    The product has a bias. `table`: rows and columns of the table.
+    """
+
+    table: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class MoonLayer:
+    """Layer of MoonViT: attention of each patch to all of its image, and a GELU MLP, each behind a LayerNorm.
+
+    All linears and norms have biases; query, key and value are one linear. `patches`: of an image; `width`: elements of
+    a patch; `ffn`: of the MLP. `first`: the first layer, whose input the tower holds until its norm has returned.
+    """
+
+    patches: int
+    width: int
+    num_heads: int
+    ffn: int
+    first: bool = False
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of a head of a patch."""
+        return self.width // self.num_heads
+
+
+@dataclass(frozen=True, slots=True)
+class MoonNorm:
+    """LayerNorm behind the last of MoonViT's `layers`, and the copy that puts the patches of a token side by side.
+
+    `patches`: of an image; `width`: elements of a patch; `rotary_dim`: elements of a head.
+    """
+
+    patches: int
+    width: int
+    layers: int
+    rotary_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class MoonEnd:
+    """Projector behind MoonViT: a LayerNorm of patches, then an MLP that makes a token of each square of them.
+
+    The tokens are put in the place of the image's. `below`: number of layers down to the embedding, whose output it
+    takes in; `patch`: length of a patch's side in pixels. Others: see `PlacedMerger`.
+    """
+
+    patches: int
+    width: int
+    merged: int
+    hidden: int
+    below: int
+    decoder: DecoderStem
+    patch: int
 
     @property
     def tokens(self) -> int:

@@ -28,9 +28,9 @@ _MODULES: Final = {
 }
 """The module in `families` of each `model_type`, which is loaded when a configuration has it."""
 _WITH_TOWERS: Final = {
-    "gemma3": "gemma3", "gemma4": "gemma4", "internvl": "internvl", "llava": "llava", "mistral3": "mistral3",
-    "nemotron_h_omni": "nemotron_omni", "nemotron_h_vl": "nemotron_omni", "qwen2_5_vl": "qwen2_5_vl",
-    "qwen2_vl": "qwen2_vl",
+    "gemma3": "gemma3", "gemma4": "gemma4", "internvl": "internvl", "kimi_vl": "kimi_vl", "llava": "llava",
+    "mistral3": "mistral3", "nemotron_h_omni": "nemotron_omni", "nemotron_h_vl": "nemotron_omni",
+    "qwen2_5_vl": "qwen2_5_vl", "qwen2_vl": "qwen2_vl",
     "qwen3_5": "qwen3_5", "qwen3_5_moe": "qwen3_5", "qwen3_vl": "qwen3_vl", "qwen3_vl_moe": "qwen3_vl"}
 """The module in `vision` of each `model_type` of a model that reads images."""
 _PUBLISHED: Final = {"NemotronH_Nano_Omni_Reasoning_V3": "nemotron_h_omni", "NemotronH_Nano_VL_V2": "nemotron_h_vl"}

@@ -10,7 +10,16 @@ from dataclasses import dataclass
 
 from simcore.models.class_blocks import ClassEnd, ClassLayer, ClassPatches, ScaledLayer, ScaledPatches, ShuffledEnd
 from simcore.models.decoder_stem import DecoderStem
-from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
+from simcore.models.placed_blocks import (
+    DeepMerger,
+    MoonEnd,
+    MoonLayer,
+    MoonNorm,
+    MoonPatches,
+    PlacedLayer,
+    PlacedMerger,
+    PlacedPatches,
+)
 from simcore.models.pooled_blocks import (
     PooledLayer,
     PooledPatches,
@@ -208,26 +217,29 @@ class RowProjector:
         return self.patches // self.merged
 
 
-AnySize = GridPatches | RowPatches | PlacedPatches | RadioPatches
+AnySize = GridPatches | RowPatches | PlacedPatches | MoonPatches | RadioPatches
 """Patches of images whose size a scenario says, but for tiles."""
 WholePart = (Patches | TowerLayer | TowerNorm | GridPatches | GridLayer | Merger | RowPatches | RowLayer
              | RowProjector)
 """Parts that a framework with tensor parallelism takes from transformers as they are, whole on every rank."""
 TowerEnd = (Projector | Merger | RowProjector | PlacedMerger | RadioProjector | PooledProjector | ClassEnd
-            | ShuffledEnd)
-TOWER_LAYERS = (TowerLayer, GridLayer, PlacedLayer, RowLayer, RadioLayer, PooledLayer, ClassLayer, ScaledLayer)
+            | ShuffledEnd | MoonEnd)
+TOWER_LAYERS = (TowerLayer, GridLayer, PlacedLayer, MoonLayer, RowLayer, RadioLayer, PooledLayer, ClassLayer,
+                ScaledLayer)
 """Classes of layers of a tower, many of which stand behind each other."""
 SoundPart = SoundEncoder | SoundProjector | PooledSound | PooledSoundEnd
 """Parts of a tower that reads sound, which stand before those of the one that reads images."""
 PARTS = (Patches, TowerLayer, TowerNorm, Projector, GridPatches, GridLayer, Merger, RowPatches, RowLayer, RowProjector,
          PlacedPatches, PlacedLayer, DeepMerger, PlacedMerger, RadioPatches, RadioLayer, RadioProjector, PooledPatches,
          PooledLayer, PooledProjector, PooledStem, ClassPatches, ClassLayer, ClassEnd, ScaledPatches, ScaledLayer,
-         ShuffledEnd, SoundEncoder, SoundProjector, PooledSound, PooledSoundEnd)
+         ShuffledEnd, SoundEncoder, SoundProjector, PooledSound, PooledSoundEnd, MoonPatches, MoonLayer, MoonNorm,
+         MoonEnd)
 """Classes of all parts of a tower, its end with them."""
 VisionPart = (Patches | TowerLayer | TowerNorm | Projector | GridPatches | GridLayer | Merger | RowPatches | RowLayer
               | RowProjector | PlacedPatches | PlacedLayer | DeepMerger | PlacedMerger | RadioPatches | RadioLayer
               | RadioProjector | PooledPatches | PooledLayer | PooledProjector | PooledStem | ClassPatches | ClassLayer
-              | ClassEnd | ScaledPatches | ScaledLayer | ShuffledEnd | SoundPart)
+              | ClassEnd | ScaledPatches | ScaledLayer | ShuffledEnd | SoundPart | MoonPatches | MoonLayer | MoonNorm
+              | MoonEnd)
 
 
 def sizes_vary(block: object) -> bool:

@@ -9,7 +9,7 @@ from simcore.frameworks.automodel.lora import adapters, automodel_dropout
 from simcore.frameworks.automodel.table import OPTIONS, VERSIONS, table
 from simcore.frameworks.automodel.te_fp8 import in_fp8
 from simcore.frameworks.fsdp2.hooks import FSDP2_HOOKS
-from simcore.models.placed_blocks import PlacedPatches
+from simcore.models.placed_blocks import MoonPatches, PlacedPatches
 from simcore.models.vision_blocks import GridPatches
 from simcore.placement.capabilities import ALL_AXES
 
@@ -21,7 +21,7 @@ ADAPTERS = {"automodel": FrameworkAdapter(
     options=lambda implementation: OPTIONS,
     quantize=lambda job: in_fp8(job, job.options(OPTIONS)), serves_qlora=True,
     freezes=("hf", "automodel"), reads_images=True, rests_towers=True, freezes_at_rest=True,
-    packs_images=True, scores_images=True, trained_fronts=(PlacedPatches, GridPatches),
+    packs_images=True, scores_images=True, trained_fronts=(PlacedPatches, GridPatches, MoonPatches),
     of_stages=("local_batch_size",),
     foreign=("Megatron-", "torchtitan", "verl", "axolotl", "TRL", "the Hugging Face Trainer", "DeepSpeed"),
     axes=lambda graph: ALL_AXES if graph.architecture.decoder in SPARSE_CLASSES else open_axes(graph),

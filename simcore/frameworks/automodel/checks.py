@@ -7,7 +7,7 @@ from typing import Final
 
 from simcore.frameworks.automodel.attention import ATTENTION_OPTION
 from simcore.frameworks.automodel.compiled import check_compiled
-from simcore.frameworks.automodel.families import BY_TRANSFORMERS
+from simcore.frameworks.automodel.families import BY_TRANSFORMERS, check_over_experts
 from simcore.frameworks.automodel.mixers import check_mixers
 from simcore.frameworks.automodel.optimizers.fused_adam import runs_fused_adam
 from simcore.frameworks.automodel.pipeline import check_pipeline, stages_of
@@ -43,7 +43,7 @@ def check(job: Job) -> None:
     _check_mesh(job)
     _check_sparse(job)
     check_mixers(job)
-    _check_omni(job)
+    check_over_experts(job)
     _check_towers(job)
     _check_packs_of_images(job)
     _check_frozen(job)
@@ -273,19 +273,6 @@ def _check_sparse(job: Job) -> None:
                               f"does not support it (0.7.0 models/{sparse.folder}/model.py: supports_{axis} False)")
 
 
-def _check_omni(job: Job) -> None:
-    """Raises NotYet for other layouts of Nemotron Omni than over experts, where its towers are the outermost unit's."""
-    mesh = job.mesh
-    if job.graph.implementation != "automodel" or job.graph.architecture.family != "nemotron_h_omni":
-        return
-    if job.scenario.framework_version not in ("auto", "0.7.0"):
-        raise job.not_yet("framework_version", f"Nemotron Omni under automodel {job.scenario.framework_version}")
-    for axis, said in (("ep", mesh.ep == 1), ("pp", mesh.pp > 1), ("tp", mesh.tp > 1)):
-        if said:
-            raise job.not_yet(f"mesh.{axis}", f"{axis} {getattr(mesh, axis)} of Nemotron Omni under automodel, which "
-                              "is described over experts and context parallel ranks alone")
-
-
 def _check_resting(job: Job) -> None:
     """Raises NotYet for a tower that is given no images but those that were measured."""
     if not job.graph.architecture.resting:
@@ -315,7 +302,7 @@ def _check_towers(job: Job) -> None:
     if not any(spec.trainable for layer in layers for spec in graph.tensors[layer.kind]):
         return
     for key, said, what in (
-            ("mesh.ep", job.mesh.ep > 1, "with expert parallelism"),
+            ("mesh.ep", job.mesh.ep > 1 and graph.architecture.family != "kimi_vl", "with expert parallelism"),
             ("training.recompute", job.scenario.training.recompute != "none", "with activation checkpointing"),
             ("framework_options.enable_fsdp2_prefetch", options.get("enable_fsdp2_prefetch") is True,
              "whose layers are gathered ahead by order")):

@@ -197,7 +197,9 @@ def _layer_options(job: Draft, options: dict[str, object], version: str) -> Impl
     if job.graph.implementation != "hf":
         job.refuse_idle(options, LIGER_OPTION, "in Automodel's own layers")
         made, seen = _chosen(job, options, _LAYERS[version]), job.graph.architecture.has_tower
-        return replace(made, masks_padding=seen, pixels="bf16" if seen else "fp32", trains_stem=trains_stem(job.graph),
+        narrow = seen and job.graph.architecture.family != "kimi_vl"  # kimi_vl_collate_fn leaves images in fp32
+        pixels, stem = "bf16" if narrow else "fp32", trains_stem(job.graph)
+        return replace(made, masks_padding=seen, pixels=pixels, trains_stem=stem,
                        fp32_unit=version not in _ONE_TYPE and is_sharded(job), attends=has_mixer(job.graph, Attention),
                        recurs=has_mixer(job.graph, GatedDeltaNet), keeps_logits=made.keeps_logits or seen,  # held
                        agrees=job.mesh.dp_replicate == 1)

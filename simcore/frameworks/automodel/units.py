@@ -113,6 +113,11 @@ _CHOOSES: dict[tuple[bool, bool], Choose | None] = {
 """Choice of the parameters of a layer's unit, by (fp32 parameters are separate, routed experts are)."""
 
 
+def _module_of(path: str) -> str:
+    """The tower, or the projector beside it, of a part of a model that reads images."""
+    return ".".join(path.split(".")[:2])
+
+
 class _Maker:
     def __init__(self, graph: ModelGraph, wrapping: _Wrapping) -> None:
         self.graph, self.wrapping = graph, wrapping
@@ -123,18 +128,22 @@ class _Maker:
     def expert_parallel(self, stage: tuple[int, ...]) -> list[Unit]:
         """Returns the units with ep > 1: by default none reshards; the outer model has a frozen tower, if any.
 
-        One that is trained, or has adapters, is a unit, which is never gathered where no image comes, and a frozen one
-        is the root's all the same (0.7.0 moe/parallelizer.py:1034, apply_fsdp; models/qwen3_5_moe/model.py:632).
+        One that is trained, or has adapters, is a unit, and so is a projector beside it; that of a tower at rest is
+        never gathered, and a frozen one is the root's all the same (0.7.0 moe/parallelizer.py:1034, apply_fsdp;
+        models/qwen3_5_moe/model.py:632).
         """
         reshard, text = bool(self.asked), self._text()
         kinds = {layer: self._kind(layer) for layer in stage}
-        frozen = [layer for layer in stage if isinstance(self._block_of(layer), VisionPart)]
+        seeing = [layer for layer in stage if isinstance(self._block_of(layer), VisionPart)]
+        trained = self._trained_modules(seeing)
+        frozen = [layer for layer in seeing if not any(layer in layers for layers in trained.values())]
         blocks = [layer for layer in stage if kinds[layer] not in ("embedding", "final_norm", "head", "loss")
-                  and layer not in frozen]
+                  and layer not in seeing]
         norms = [layer for layer in stage if kinds[layer] == "final_norm"]
         end = next((layer for layer in stage if kinds[layer] == "head"), blocks[-1])
         out = [self._unit("root", frozen, stage[0], end, reshard=False, is_root=True) if frozen else
                Unit("", (), stage[0], end, "dp_shard_cp", is_root=True, reshard_after_forward=False)]
+        out += [self._unit(name, layers, layers[0], layers[-1], reshard=reshard) for name, layers in trained.items()]
         if self.at_rest and kinds[stage[0]] == "embedding":
             towers = [self._unit(path, [stage[0]], stage[0], end, reshard=False, choose=lambda t, path=path:
                                  t.name.startswith(f"{path}.")) for path in self._modules_at_rest()]  # type: ignore[misc]
@@ -142,20 +151,29 @@ class _Maker:
             out = [*out, *(replace(tower, rests=True) for tower in towers)] if self._trains_at_rest(
                 self.at_rest) else [replace(whole, is_root=True)]
         if norms:
-            out.append(self._unit(text, norms, stage[0], norms[-1], reshard=reshard, choose=_is_plain))
+            inner = blocks[0] if seeing else stage[0]  # called behind the embedding and the tower
+            out.append(self._unit(text, norms, inner, norms[-1], reshard=reshard, choose=_is_plain))
             out += self._modules_in_fp32(norms[-1], "", reshard=reshard)
         if kinds[stage[0]] == "embedding":
-            out.append(self._unit(f"{text}.embed_tokens", [stage[0]], stage[0], stage[0], reshard=reshard,
+            inside = self.graph.layers[stage[0]].path.rpartition(".")[0]
+            out.append(self._unit(f"{inside}.embed_tokens", [stage[0]], stage[0], stage[0], reshard=reshard,
                                   choose=self._runs if self.at_rest else None))
         for layer in blocks:
             out += self._block(layer, reshard=reshard, separate_experts=True)
-        out += [self._unit("lm_head", [layer], layer, self._last_use(stage, layer), reshard=reshard,
-                           dtype=self._stored(layer)) for layer in stage if kinds[layer] == "head"]
+        out += [self._unit(self.graph.layers[layer].path, [layer], layer, self._last_use(stage, layer),
+                           reshard=reshard, dtype=self._stored(layer)) for layer in stage if kinds[layer] == "head"]
         return [unit for unit in out if unit.members or unit.is_root]
+
+    def _trained_modules(self, seeing: list[int]) -> dict[str, list[int]]:
+        """Layers of each module of a tower of the parts `seeing`, or its projector, in which something is trained."""
+        modules: dict[str, list[int]] = {}
+        for layer in seeing:
+            modules.setdefault(_module_of(self.graph.layers[layer].path), []).append(layer)
+        return {name: layers for name, layers in modules.items() if any(map(self._trains, layers))}
 
     def _modules_at_rest(self) -> tuple[str, ...]:
         """Paths of the modules of a resting tower: the tower, and the projector where it is beside it."""
-        return tuple(dict.fromkeys(".".join(path.split(".")[:2]) for path in self.at_rest))
+        return tuple(dict.fromkeys(map(_module_of, self.at_rest)))
 
     def _rests(self, spec: TensorSpec) -> bool:
         return spec.rests

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Attention, CompressedAttention, Embedding, LatentAttention, LayerKind
+from simcore.models.placed_blocks import MoonPatches
 from simcore.operators.automodel.compressed.stem import EMBEDDED, bytes_of, given_to_layers, make_given
 from simcore.operators.automodel.dense import DENSE, is_eager, made_mask
 from simcore.operators.automodel.env import Env
@@ -26,17 +27,24 @@ from simcore.units import dtype_bytes
 __all__ = ["by_parts", "held_for_streams", "stage_passing", "stage_stem", "standing", "tables_of_stem"]
 
 
+_POSITIONS = 512
+"""Rows and columns of places of patches in Kimi-VL's tower (0.7.0 `models/kimivl/model.py`, MoonVitEncoder)."""
+
+
 def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
     """Bytes that the first step makes and that stay: "rotary_cache" of dense models, "block_masks" of flex attention.
 
     Tables: fp32 cosines and sines of every position so far: `models/llama/rope_utils.py`,
-    LlamaRotaryEmbedding._build_cache. Masks: one of each window ([Note: flex attention] in
+    LlamaRotaryEmbedding._build_cache; of Kimi-VL's tower complex numbers of a square of places
+    (`models/kimivl/model.py`, Rope2DPosEmb.freqs_cis). Masks: one of each window ([Note: flex attention] in
     `operators/shared/aten/flex.py`).
     """
     found = [2 * 4 * run.seq * run.cp * block.block.head_dim for kind, run in runs if kind.family in DENSE
              for block in kind.branches if isinstance(block.block, Attention)]
     masks = {block.block.window: aten.block_masks(run.seq, run.batch * block.block.num_heads) for kind, run in runs
              for block in kind.branches if isinstance(block.block, Attention) and AutomodelOptions.of(run.options).flex}
+    found += [_POSITIONS**2 * 8 * (block.rotary_dim // 2) for kind, _ in runs
+              if isinstance(block := kind.block, MoonPatches)]
     return {"rotary_cache": max(found, default=0), **({"block_masks": sum(masks.values())} if masks else {})}
 
 
@@ -68,6 +76,8 @@ def tables_of_stem(env: Env, kind: LayerKind, block: Embedding) -> list[Tensor]:
     Raises NotYet for a model whose masks and two pairs of tables have not been read (MiMo-V2-Flash).
     """
     tape, run = env.tape, env.run
+    if block.tower and kind.family == "deepseek_v3":
+        return []  # behind the tower, whose end makes them (`operators/hf/vision/moon.py`)
     if is_eager_sparse(kind.family):
         raise NotYet(Problem("model", f"not yet: masks and tables that Automodel's model of {kind.family} makes for "
                              "its layers; placement is served"))

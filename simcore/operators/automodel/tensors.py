@@ -45,9 +45,9 @@ from simcore.operators.shared.indexer import indexer_tensors
 __all__ = ["FAMILIES", "layer_of", "layers_of_further", "moves_stem", "tensors"]
 
 FAMILIES: Final = tuple(sorted({"llama", "nemotron_h", "qwen2", "qwen3", *QWEN3_5, *SPARSE}))
-_TOWERS: Final = ("mistral3", "nemotron_h_omni", "qwen3_5", "qwen3_5_moe", "qwen3_vl_moe")
+_TOWERS: Final = ("kimi_vl", "mistral3", "nemotron_h_omni", "qwen3_5", "qwen3_5_moe", "qwen3_vl_moe")
 """Families whose tower stands before Automodel's own layers: transformers' (`models/{qwen3_5*,qwen3_vl_moe,mistral4}`),
-or RADIO."""
+RADIO or MoonViT."""
 
 
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:

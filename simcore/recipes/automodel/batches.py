@@ -72,8 +72,19 @@ def read_lengths(reader: Reader, draft: Draft) -> None:
     elif limit is not None and name in _DRAWN:
         draft.put("training.seq_len", limit)
         draft.idle(reader.matching(*_SHAPES), "samples have one length")
-    else:
+    elif not _is_padded_by_collater(reader, draft):
         _limited(reader, draft, limit, name, target)
+
+
+def _is_padded_by_collater(reader: Reader, draft: Draft) -> bool:
+    """True for Kimi-VL's, which pads to `max_length`, and takes a token off when labels are made."""
+    made, longest = reader.text("dataloader.collate_fn._target_"), reader.integer("dataloader.collate_fn.max_length")
+    if made is None or longest is None or made.value.rpartition(".")[2] != "kimi_vl_collate_fn":
+        return False
+    draft.infer("training.seq_len", longest.value - 1, "batches are padded to max_length, and one token less when "
+                "labels are made; longer samples are left out", made, longest,
+                source="components/datasets/vlm/collate_fns.py kimi_vl_collate_fn")
+    return True
 
 
 _SHAPES: Final = ("dataset.padding", "dataset.pad_to_max_length", "dataset.truncation",

@@ -31,8 +31,8 @@ __all__ = ["ATTENTION_ROW", "BACKEND_ROWS", "BY_BACKEND", "REST_ROWS", "read_mod
 _BUILDERS: Final = ("NeMoAutoModelForCausalLM.from_pretrained", "NeMoAutoModelForCausalLM.from_config",
                     "NeMoAutoModelForImageTextToText.from_pretrained")
 _QWEN3_5: Final = ("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text")
-BY_BACKEND: Final = ("nemotron_h", "nemotron_h_omni", "qwen3_moe", "qwen3_next", "deepseek_v3", "gpt_oss", "mistral4",
-                     *_QWEN3_5)
+BY_BACKEND: Final = ("nemotron_h", "nemotron_h_omni", "qwen3_moe", "qwen3_next", "deepseek_v3", "gpt_oss", "kimi_vl",
+                     "mistral4", *_QWEN3_5)
 """Families whose layers take `backend.attn` and never read attn_implementation (`frameworks/automodel/attention`)."""
 ATTENTION_ROW: Final = Says("model.backend.attn", "framework_options.attn", "text",
                             {name: name for name in ("te", "sdpa", "flex", "torch", "tilelang")}, what="attention by")

@@ -207,3 +207,25 @@ def test_a_teacher_is_refused_by_name() -> None:
     plain = RECIPE.replace("recipe: FinetuneRecipeForVLM\n", "")
     found = imported(plain + "teacher_model: {_target_: x, pretrained_model_name_or_path: qwen3-8b}\nkd_ratio: 0.5\n")
     assert [one.message for one in found.refused] == ["not yet: teacher_model._target_: distillation from a teacher"]
+
+
+KIMI = RECIPE[:FREEZING].replace("google/gemma-3-4b-it", "moonshotai/Kimi-VL-A3B-Instruct").replace(
+    "  use_liger_kernel: false\n  attn_implementation: eager\n", "  backend: {attn: te, dispatcher: deepep}\n").replace(
+        "dp_size: none", "ep_size: 8") + """\
+dataloader:
+  collate_fn:
+    _target_: nemo_automodel.components.datasets.vlm.collate_fns.kimi_vl_collate_fn
+    max_length: 2048
+"""
+
+
+def test_kimi_vl_is_padded_by_its_collater_and_answered() -> None:
+    """to a token less than max_length; the block freezes the tower."""
+    Path("sees.yaml").write_text(KIMI + RECIPE[FREEZING:], encoding="utf-8")
+    found = import_recipe(["sees.yaml"], Answers.of_options(gpus=8, topology="dgx-h100", settings={
+        "training.image_height": 560}))
+    found.expect_complete()
+    assert {key: found.values["training"][key] for key in ("images", "frozen", "seq_len")} == {
+        "images": 1, "frozen": ["model.vision_tower"], "seq_len": 2047}
+    found.values["training"]["image_height"] = 560
+    assert simulate(parse_scenario(found.document())).status == "ok"

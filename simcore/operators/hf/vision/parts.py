@@ -15,7 +15,16 @@ from dataclasses import replace
 from functools import partial
 
 from simcore.models.class_blocks import ClassEnd, ClassLayer, ClassPatches, ScaledLayer, ScaledPatches, ShuffledEnd
-from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
+from simcore.models.placed_blocks import (
+    DeepMerger,
+    MoonEnd,
+    MoonLayer,
+    MoonNorm,
+    MoonPatches,
+    PlacedLayer,
+    PlacedMerger,
+    PlacedPatches,
+)
 from simcore.models.pooled_blocks import (
     PooledLayer,
     PooledPatches,
@@ -49,6 +58,7 @@ from simcore.operators.hf.vision.class_token import (
 )
 from simcore.operators.hf.vision.grid import grid_layer, grid_patches
 from simcore.operators.hf.vision.merger import merger
+from simcore.operators.hf.vision.moon import moon_end, moon_layer, moon_norm, moon_patches
 from simcore.operators.hf.vision.part import Modules, asks, attended, front, gelu_mlp, layer_norm, leaf, tower_layer
 from simcore.operators.hf.vision.placed import deep_merger, placed_layer, placed_merger, placed_patches
 from simcore.operators.hf.vision.pooled import pooled_layer, pooled_patches
@@ -92,6 +102,8 @@ def record_part(tape: Tape, block: VisionPart, run: LayerWorkload, modules: Modu
             return _of_intern(tape, block, run, modules, make_tables)
         case ClassPatches() | ClassLayer() | ClassEnd():
             return _of_clip(tape, block, run, modules, make_tables)
+        case MoonPatches() | MoonLayer() | MoonNorm() | MoonEnd():
+            return _of_moon(tape, block, run, modules)
         case SoundEncoder() | SoundProjector() | PooledSound() | PooledSoundEnd():  # no sound is given
             return RecordedLayer(tape.cut(), Section(()))
         case _:
@@ -118,6 +130,20 @@ def _of_radio(tape: Tape, block: RadioPatches | RadioLayer | RadioProjector, run
     if isinstance(block, RadioLayer):
         return radio_layer(tape, block, run, modules)
     return radio_projector(tape, block, run, modules)
+
+
+def _of_moon(tape: Tape, block: MoonPatches | MoonLayer | MoonNorm | MoonEnd, run: LayerWorkload,
+             modules: Modules) -> RecordedLayer:
+    """The same of MoonViT, before a decoder of Automodel's own, whose tables its end makes."""
+    match block:
+        case MoonPatches():
+            return moon_patches(tape, block, run)
+        case MoonLayer():
+            return moon_layer(tape, block, run, modules)
+        case MoonNorm():
+            return moon_norm(tape, block, run, modules)
+        case MoonEnd():
+            return moon_end(tape, block, run, modules)
 
 
 def _of_clip(tape: Tape, block: ClassPatches | ClassLayer | ClassEnd, run: LayerWorkload, modules: Modules,

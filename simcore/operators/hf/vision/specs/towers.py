@@ -8,7 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from simcore.models.class_blocks import ClassEnd, ClassLayer, ClassPatches, ScaledLayer, ScaledPatches, ShuffledEnd
-from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
+from simcore.models.placed_blocks import (
+    DeepMerger,
+    MoonEnd,
+    MoonLayer,
+    MoonNorm,
+    MoonPatches,
+    PlacedLayer,
+    PlacedMerger,
+    PlacedPatches,
+)
 from simcore.models.pooled_blocks import (
     PooledLayer,
     PooledPatches,
@@ -34,6 +43,7 @@ from simcore.models.vision_blocks import (
 )
 from simcore.operators.hf.vision.specs.class_token import clip_tensors, intern_tensors
 from simcore.operators.hf.vision.specs.linears import PROJECTOR, TOWER, linear, norm, norm_weight, weight
+from simcore.operators.hf.vision.specs.moon import moon_tensors
 from simcore.operators.hf.vision.specs.pooled import pooled_tensors
 from simcore.operators.hf.vision.specs.radio import radio_tensors, sound_tensors
 
@@ -64,6 +74,8 @@ def tower_tensors(block: VisionPart) -> tuple[TensorSpec, ...]:
             return tuple(clip_tensors(block))
         case PooledPatches() | PooledLayer() | PooledProjector() | PooledStem() | PooledSound() | PooledSoundEnd():
             return tuple(pooled_tensors(block))
+        case MoonPatches() | MoonLayer() | MoonNorm() | MoonEnd():
+            return tuple(moon_tensors(block))
         case _:
             return tuple(_of_any_size(block))
 
