@@ -78,9 +78,12 @@ def read_lengths(reader: Reader, draft: Draft) -> None:
 
 def _is_padded_by_collater(reader: Reader, draft: Draft) -> bool:
     """True for Kimi-VL's, which pads to `max_length`, and takes a token off when labels are made."""
-    made, longest = reader.text("dataloader.collate_fn._target_"), reader.integer("dataloader.collate_fn.max_length")
-    if made is None or longest is None or made.value.rpartition(".")[2] != "kimi_vl_collate_fn":
+    function, limit = "dataloader.collate_fn._target_", "dataloader.collate_fn.max_length"
+    if str(reader.look(function)).rpartition(".")[2] != "kimi_vl_collate_fn" or not reader.has(limit):
         return False
+    made, longest = reader.text(function), reader.integer(limit)
+    if made is None or longest is None:  # the problem is told
+        return True
     draft.infer("training.seq_len", longest.value - 1, "batches are padded to max_length, and one token less when "
                 "labels are made; longer samples are left out", made, longest,
                 source="components/datasets/vlm/collate_fns.py kimi_vl_collate_fn")
