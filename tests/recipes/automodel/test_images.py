@@ -229,3 +229,13 @@ def test_kimi_vl_is_padded_by_its_collater_and_answered() -> None:
         "images": 1, "frozen": ["model.vision_tower"], "seq_len": 2047}
     found.values["training"]["image_height"] = 560
     assert simulate(parse_scenario(found.document())).status == "ok"
+
+
+def test_another_collater_pads_to_no_length() -> None:
+    """Its keys have no effect, and the length is asked."""
+    text = RECIPE[:FREEZING] + KIMI[KIMI.index("dataloader:"):].replace("kimi_vl_collate_fn", "default_collate_fn")
+    Path("sees.yaml").write_text(text + RECIPE[FREEZING:], encoding="utf-8")
+    found = import_recipe(["sees.yaml"], Answers.of_options(gpus=8, topology="dgx-h100"))
+    assert "training.seq_len" in {question.key for question in found.questions}
+    assert {one.key for one in found.left if "collate_fn" in one.key} == {
+        "dataloader.collate_fn._target_", "dataloader.collate_fn.max_length"}
