@@ -51,7 +51,7 @@ def read_optimizer(reader: Reader, draft: Draft, sharding: Sharding) -> None:
         draft.default("training.optimizer", {"name": "adamw", "implementation": "fused"}, "axolotl 067b021c",
                       "utils/schemas/training.py optimizer: adamw_torch_fused")
     elif named.value in OPTIMIZERS:
-        draft.put("training.optimizer", named, OPTIMIZERS[named.value], SOURCE)
+        draft.put("training.optimizer", named, {**OPTIMIZERS[named.value]}, SOURCE)
         read_decay(reader, draft, named.value, "weight_decay")
         write_wide_states(draft, sharding.shards, "transformers 5.14.1")
     elif named.value in _UNHANDLED:
