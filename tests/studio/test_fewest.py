@@ -132,9 +132,9 @@ def test_a_framework_that_needs_options_for_adapters_is_answered_with_them() -> 
 
 def test_a_refusal_of_a_framework_names_the_key_that_it_is_about() -> None:
     job = {**JOB, "framework": "ddp", "mesh": {}, "training": {**JOB["training"], "optimizer": {
-        "name": "adamw", "moments": "int4", "implementation": "torchao"}}}
+        "name": "adagrad"}}}
     (row,) = rows(said(job, gpus=[1], frameworks=["zero3"]))["zero3"]
-    assert "training.optimizer.moments: not yet: int4 under zero3" in row["why"]
+    assert "training.optimizer.name: not yet: " in row["why"]
 
 
 def test_a_large_model_is_answered_soon() -> None:
