@@ -32,7 +32,7 @@ from simcore.simulation.simulation import placed_simulation
 from simcore.simulation.step_length import check_rows, num_rows
 
 SIMULATION = importlib.import_module("simcore.simulation.step")
-UNBOUNDED = {"alpha", "concentration"}
+UNBOUNDED = {"alpha", "concentration", "weight_decay"}
 """Numbers of a scenario that count nothing."""
 
 

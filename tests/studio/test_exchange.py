@@ -30,7 +30,7 @@ def test_what_no_answer_makes_modelled_is_told_with_the_questions(asked: Asked) 
     assert "Automodel's own layers of nemotron-nas" in early
     (early,) = asked("import", files={"recipe.yaml": f"{RECIPE}{OFFLOADED}"})["early"]
     assert early.startswith("gradient_checkpointing: "), "the recipe's own key says where to look"
-    both = f"{RECIPE}{OFFLOADED}sample_packing: true\n".replace("Qwen/Qwen3-8B", "nvidia/Nemotron-H-8B-Base-8K")
+    both = f"{RECIPE}{OFFLOADED}sample_packing: true\n".replace("Qwen/Qwen3-8B", "tiiuae/Falcon-H1-3B-Base")
     early = asked("import", files={"recipe.yaml": both})["early"]
     assert [one.split(":")[0] for one in early][-1] == "sample_packing", early
     assert len(early) > 1, "all that stands in the way, not the first of it"
