@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import simcore.program.lower as lowering
@@ -134,6 +134,14 @@ def calls(program: Program, collective: str) -> list[tuple[str, str, int]]:
     comms = {number: axis for (name, axis, _), number in program.tables.comms.items() if name == collective}
     return [(comms[slot], Phase(phase).name.lower(), amount)
             for (op, _, slot, amount, _, _), phase in _rows(program) if op == Op.COLLECTIVE and slot in comms]
+
+
+def expect_halves(program: Program, measured: Mapping[str, Any]) -> None:
+    """Compares gathers and reductions of both halves of a step, one by one, with (collective, bytes) of `measured`."""
+    for half, phases in (("forward", ("forward", "loss")), ("backward", ("backward", "recompute"))):
+        for collective in ("all_gather", "reduce_scatter"):
+            found = [size for _, phase, size in calls(program, collective) if phase in phases]
+            assert found == [size for kind, size in measured[half] if kind == collective], (half, collective)
 
 
 def _rows(program: Program) -> Iterator[tuple[list[int], int]]:

@@ -38,10 +38,7 @@ def expect_traffic(name: str, folder: Path) -> None:
     case = CASES[name]["case"]
     workload = Workload(case["batch"], case["seq"], 0, images=case["batch"] * case["images"])
     program = lower(place(job.graph, job.mesh, table, 0), workload, actions(table.schedule, 0, 1), hooks_of(table))
-    for half, phases in (("forward", ("forward", "loss")), ("backward", ("backward", "recompute"))):
-        for collective in ("all_gather", "reduce_scatter"):
-            found = [size for _, phase, size in small.calls(program, collective) if phase in phases]
-            assert found == [size for kind, size in CASES[name][half] if kind == collective], (half, collective)
+    small.expect_halves(program, CASES[name])
 
 
 def expect_peaks(name: str, folder: Path) -> None:

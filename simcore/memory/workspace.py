@@ -28,6 +28,7 @@ from typing import Final, Literal
 
 from simcore.memory.paged_stash import stash_buffers
 from simcore.models.blocks import Attention, Head, LatentAttention, LayerKind, Moe
+from simcore.models.registry import family_of
 from simcore.operators.megatron.ops.options import MegatronOptions
 from simcore.placement.libraries import KernelLibraries
 from simcore.placement.plan import Plan
@@ -196,7 +197,7 @@ def _tables(plan: Plan, setting: WorkspaceInputs) -> int:
               for branch in plan.graph.kinds[number].branches]
     rows = _YARN_POSITIONS // plan.mesh.cp
     width = 0
-    if plan.graph.architecture.family == "gpt_oss":
+    if plan.graph.implementation in family_of(plan.graph.architecture.family).tables_by_chunk:
         width = len(plan.chunks) * max(b.head_dim for kind in plan.graph.kinds for b in (
             branch.block for branch in kind.branches) if isinstance(b, Attention))
     elif latent := sum(count * b.rope for b, count in blocks if isinstance(b, LatentAttention)):

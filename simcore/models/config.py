@@ -173,9 +173,11 @@ class ModelFamily:
     Each module of `simcore/models/families/` has one as `FAMILY`. `architecture`: returns the layers of a
     configuration. `further_fields`: fields that it reads though shipped configurations leave them out, so that a
     scenario may override them. `untied`: implementations whose head has a weight that is not the embedding's, whatever
-    `tie_word_embeddings` says, each with its source.
+    `tie_word_embeddings` says, each with its source. `tables_by_chunk`: implementations that keep YaRN's cosines and
+    sines once for all layers of a chunk, each with its source.
     """
 
     architecture: Callable[[Config], Architecture]
     further_fields: tuple[str, ...] = ()
     untied: Mapping[str, str] = field(default_factory=dict)
+    tables_by_chunk: Mapping[str, str] = field(default_factory=dict)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simcore.models.decoder_stem import DecoderStem
-from simcore.models.tower_shapes import SizedPatches
+from simcore.models.tower_shapes import SizedPatches, TowerLayer
 
 __all__ = ["DeepMerger", "MoonEnd", "MoonLayer", "MoonNorm", "MoonPatches", "PlacedLayer", "PlacedMerger",
            "PlacedPatches"]
@@ -100,23 +100,12 @@ class MoonPatches(SizedPatches):
 
 
 @dataclass(frozen=True, slots=True)
-class MoonLayer:
+class MoonLayer(TowerLayer):
     """Layer of MoonViT: attention of each patch to all of its image, and a GELU MLP, each behind a LayerNorm.
 
     All linears and norms have biases; query, key and value are one linear. `patches`: of an image; `width`: elements of
     a patch; `ffn`: of the MLP. `first`: the first layer, whose input the tower holds until its norm has returned.
     """
-
-    patches: int
-    width: int
-    num_heads: int
-    ffn: int
-    first: bool = False
-
-    @property
-    def head_dim(self) -> int:
-        """Elements of a head of a patch."""
-        return self.width // self.num_heads
 
 
 @dataclass(frozen=True, slots=True)

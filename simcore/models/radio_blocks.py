@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simcore.models.decoder_stem import DecoderStem
+from simcore.models.tower_shapes import TowerLayer
 
 __all__ = ["RadioLayer", "RadioPatches", "RadioProjector", "SoundEncoder", "SoundProjector"]
 
@@ -45,24 +46,13 @@ class RadioPatches:
 
 
 @dataclass(frozen=True, slots=True)
-class RadioLayer:
+class RadioLayer(TowerLayer):
     """Layer of a tower: attention of each patch to all of its image, and a GELU MLP, each behind a LayerNorm.
 
     All linears and norms have biases; query, key and value are one linear. `patches`: of an image, with the learned
     tokens before them; `width`: elements of a patch; `ffn`: of the MLP. `first`: the first layer, whose input the
     tower holds until it has returned.
     """
-
-    patches: int
-    width: int
-    num_heads: int
-    ffn: int
-    first: bool = False
-
-    @property
-    def head_dim(self) -> int:
-        """Elements of a head of a patch."""
-        return self.width // self.num_heads
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["SizedPatches", "SquareLayer", "SquarePatches"]
+__all__ = ["SizedPatches", "SquareLayer", "SquarePatches", "TowerLayer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,11 @@ class SquarePatches:
 
 
 @dataclass(frozen=True, slots=True)
-class SquareLayer:
-    """Attention of each patch to all of its image and an MLP of two linears, with biases.
+class TowerLayer:
+    """Sizes of a layer of a tower: attention of each patch to all of its image, and an MLP of two linears.
 
-    `patches`: of an image, with a token before them if there is one; `width`: elements of a patch; `ffn`: of the MLP.
-    `first`: the first layer, whose input the tower holds until it has returned.
+    `patches`: of an image; `width`: elements of a patch; `ffn`: of the MLP. `first`: the first layer, whose input the
+    tower holds.
     """
 
     patches: int
@@ -49,6 +49,15 @@ class SquareLayer:
     def head_dim(self) -> int:
         """Elements of a head of a patch."""
         return self.width // self.num_heads
+
+
+@dataclass(frozen=True, slots=True)
+class SquareLayer(TowerLayer):
+    """Attention of each patch to all of its image and an MLP of two linears, with biases.
+
+    `patches`: of an image, with a token before them if there is one; `width`: elements of a patch; `ffn`: of the MLP.
+    `first`: the first layer, whose input the tower holds until it has returned.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,4 +31,6 @@ def architecture(config: Config) -> Architecture:
 
 
 FAMILY = ModelFamily(architecture, untied={
-    "megatron": "Bridge 0.3.1 models/gpt_oss/gpt_oss_bridge.py:71: share_embeddings_and_output_weights = False"})
+    "megatron": "Bridge 0.3.1 models/gpt_oss/gpt_oss_bridge.py:71: share_embeddings_and_output_weights = False"},
+    tables_by_chunk={
+    "megatron": "core 0.16.1 models/gpt/gpt_model.py:172: one embedding a GPTModel"})

@@ -191,15 +191,19 @@ def decoder_layers(model: Any) -> nn.ModuleList:
 
 
 def inner_model(model: Any) -> Any:
-    return next(getattr(model, name) for name in ("backbone", "model", "gpt_neox") if hasattr(model, name))
+    return _first(model, "backbone", "model", "gpt_neox")
+
+
+def _first(module: Any, *names: str) -> Any:
+    """The module below by the first of these names that it has: families call the same part differently."""
+    below = dict(module.named_children())
+    return next(below[name] for name in names if name in below)
 
 
 def embed_head_norm(model: Any) -> tuple[nn.Module, nn.Module, nn.Module]:
     inner = inner_model(model)
-    emb = next(getattr(inner, name) for name in ("embed_tokens", "embeddings", "embed_in") if hasattr(inner, name))
-    norm = next(getattr(inner, name) for name in ("norm", "norm_f", "final_layernorm", "final_layer_norm")
-                if hasattr(inner, name))
-    return emb, norm, model.lm_head
+    norm = _first(inner, "norm", "norm_f", "final_layernorm", "final_layer_norm")
+    return _first(inner, "embed_tokens", "embeddings", "embed_in"), norm, model.lm_head
 
 
 def expert_modules(model: nn.Module) -> list[Any]:
